@@ -2,7 +2,7 @@
 
 Mohri, Sivek & Suresh, "Agnostic federated learning", ICML 2019: Stochastic-AFL, Figures 3 and 4. In the cross-device form the
 domains are made up of clients, of which some take part; with a client a domain and all of them invited it is the paper's.
-The optimistic and the strongly convex variants are reconstructions of what the paper's appendix announces.
+What is not in Figures 3 and 4 is in `afl_variants.py`.
 
     paper                     here
     w_t                       z
@@ -24,7 +24,6 @@ A round, both gradients at (w_{t-1}, lambda_{t-1}):
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -33,19 +32,27 @@ from torch import Tensor
 
 from fedfleet.algorithms import lambda_sets
 from fedfleet.algorithms.afl_theory import AflTheory
+from fedfleet.algorithms.afl_variants import (
+    Before,
+    VariantOptions,
+    extrapolated,
+    known_after,
+    remembering,
+    two_sequence,
+)
 from fedfleet.algorithms.agnostic import (
     by_shares,
     estimated,
-    learnt,
+    latest_losses,
     loss_at_z,
     of_problem,
     share_of,
     weighted_gradient,
 )
-from fedfleet.algorithms.domain_participation import DomainCorrection, Remembered, differing, nothing_sent
+from fedfleet.algorithms.domain_participation import Remembered
 from fedfleet.algorithms.mirror import Ball
 from fedfleet.algorithms.mixture import Dual, DualOptions
-from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, Options, Schedule
+from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalData, Schedule
 from fedfleet.simulator.author import (
     Algorithm,
     BatchPlan,
@@ -66,7 +73,7 @@ from fedfleet.simulator.author import (
 )
 
 
-class AflOptions(Options):
+class AflOptions(VariantOptions):
     """Options of AFL."""
 
     lr: float = Field(default=0.1, gt=0)
@@ -77,26 +84,10 @@ class AflOptions(Options):
     dual: DualOptions = DualOptions()
     batch_size: int | None = Field(default=10, ge=1)
     """Examples of a client in a gradient; null: all it has."""
-    steps: int = Field(default=1, ge=1)
-    """Local steps: 1 is AFL; more give FedAvg with the weights lambda."""
-    local_lr: float | None = Field(default=None, gt=0)
-    """Step of the local steps; ``lr`` if not given."""
     gradient: Literal["per_domain", "weighted"] = "per_domain"
     """Figure 4: who sends gradients."""
     dual_gradient: Literal["per_domain", "single"] = "per_domain"
     """Figure 4: losses of a uniform cohort; or of one client a domain, in domains drawn uniformly."""
-    estimator: Literal["horvitz_thompson", "ratio"] = "horvitz_thompson"
-    """What answers of some clients say of all: sums, unbiased where all are as likely to be heard, or with ``correction``; or
-    shares of those heard, of less variance and biased: in lambda too, unless clients of one domain are heard as often."""
-    correction: DomainCorrection = DomainCorrection()
-    """Correction for clients that are heard less often than others, for the model and for lambda. Without it, lambda follows
-    who is heard, too, and does not say which domains are hard."""
-    method: Literal["plain", "optimistic", "two_sequence", "best_response"] = "plain"
-    """optimistic: steps along twice the gradient minus the last one; two_sequence: the same with the points that were played
-    beside, which is the same where nothing is projected; best_response: lambda is the worst mixture for the losses of all domains
-    on all their examples, so every client is asked, and lr is 1 / (strong_convexity t) if that is given."""
-    strong_convexity: float | None = Field(default=None, gt=0)
-    """Constant alpha of the losses; best_response only."""
     norm_penalty: float = Field(default=0.0, ge=0)
     """gamma_h in Eq. (6), weight of the Euclidean norm of the model; a proximal step."""
     radius: float | None = Field(default=None, gt=0)
@@ -109,22 +100,17 @@ class AflOptions(Options):
     average: bool = True
     """Evaluate w^A, the mean of w_1, ..., w_T, as the paper returns; otherwise the last."""
 
+    def local_data(self) -> LocalData:
+        """Return how much of its data a client takes at once."""
+        return self._batches(self.batch_size, steps=self.steps)
+
     @model_validator(mode="after")
     def _fits(self) -> AflOptions:
-        if self.strong_convexity is not None and self.method != "best_response":
-            raise ValueError("strong_convexity is for method: best_response")
         if self.method == "best_response" and self.dual_gradient == "single":
             raise ValueError("method: best_response needs the losses of all domains: leave dual_gradient out")
-        if self.correction.remembers:
-            others = {
-                "gradient": "weighted",
-                "dual_gradient": "single",
-                "estimator": "ratio",
-                "method": "best_response",
-            }
-            for name, value in others.items():
-                if getattr(self, name) == value:
-                    raise ValueError(f"{name}={value}: correction: memory has no use for it: leave one of them out")
+        for name, value in {"gradient": "weighted", "dual_gradient": "single"}.items():
+            if self.correction.remembers and getattr(self, name) == value:
+                raise ValueError(f"{name}={value}: correction: memory has no use for it: leave one of them out")
         sgd = self.optimizer == ClientOptimizer()
         if self.method == "two_sequence" and not (sgd and self.dual.kind == "euclidean"):
             raise ValueError(
@@ -163,13 +149,6 @@ class AflOptions(Options):
         return self.gradient == "weighted" or self.dual_gradient == "single" or self.method == "best_response"
 
 
-class Before(NamedTuple):
-    """What an optimistic step remembers: the last gradients; of two_sequence, where the sequence behind the points is."""
-
-    g: Tree
-    g_mixture: Tensor
-
-
 class State(NamedTuple):
     """The point (w_t, lambda_t), the last known losses (p,) float64 or NaN, the means over t >= 1, and what steps remember."""
 
@@ -198,8 +177,7 @@ def afl(options: AflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
         )
     )
     if how.remembers:
-        by_domain_too = {"g": ByDomainMean(), "loss": ByDomainMean()}
-        train = replace(train, work=differing(work), reduce=by_domain_too, own=nothing_sent, dated=True)
+        train = remembering(train, work)
     measure = how.changed(
         Phase(
             name="loss",
@@ -216,9 +194,9 @@ def afl(options: AflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
         dual = Dual.of(options.dual, of_problem(problem).examples)
         if responds:
             dual.best(dual.sizes)  # that there is one is seen before the work
-            if cohort.invite < problem.clients:
+            if cohort.size < problem.clients:
                 raise ConfigError(
-                    f"algorithm.method='best_response': it needs the losses of all clients: set cohort.invite={problem.clients}"
+                    f"algorithm.method='best_response': it needs the losses of all clients: set cohort.size={problem.clients}"
                 )
         start = dual.start()
         none = torch.full_like(start, torch.nan)
@@ -228,42 +206,34 @@ def afl(options: AflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     def losses(state: State, rnd: Round, shared: Message) -> tuple[Tensor, Tensor]:
         domains = len(state.mixture)
         uniform = torch.full((domains,), 1 / domains, dtype=torch.float64)
-        invited = by_shares(rnd, cohort.invite, uniform) if single else rnd.invite(cohort.invite)
+        invited = by_shares(rnd, cohort.size, uniform) if single else rnd.invite(cohort.size)
         invited = how.weighed(rnd, measure, invited, shared=shared)
-        found = rnd.map_reduce(measure, shared=shared, cohort=invited)
+        result = rnd.map_reduce(measure, shared=shared, cohort=invited)
         estimator = "single" if single else "ratio" if responds else options.estimator
-        return told(found, state, rnd, estimator, how.answers(found, invited))
+        return told(result, state, rnd, estimator, how.answers(result, invited))
 
-    def told(found: Reduced, state: State, rnd: Round, estimator: str, answers: float) -> tuple[Tensor, Tensor]:
+    def told(result: Reduced, state: State, rnd: Round, estimator: str, answers: float) -> tuple[Tensor, Tensor]:
         """Return the estimate of all losses, and those known."""
-        known_losses = learnt(found, state.losses)
-        return estimated(found, rnd.problem, known_losses, estimator, answers), known_losses
+        known_losses = latest_losses(result, state.losses)
+        return estimated(result, rnd.problem, known_losses, estimator, answers), known_losses
 
     def gradients(state: State, mixture: Tensor, rnd: Round, shared: Message) -> tuple[Tree, Reduced, float]:
         """Return g_w, what was heard, and for how many clients that stands."""
         if options.gradient == "weighted":
-            drawn = how.weighed(rnd, train, by_shares(rnd, cohort.invite, mixture), shared=shared)
-            found = rnd.map_reduce(train, shared=shared, cohort=drawn)
-            answers = how.answers(found, drawn)
-            return T.scale(1 / answers, found["g"]), found, answers
-        invited = rnd.invite(cohort.invite)
+            drawn = how.weighed(rnd, train, by_shares(rnd, cohort.size, mixture), shared=shared)
+            result = rnd.map_reduce(train, shared=shared, cohort=drawn)
+            answers = how.answers(result, drawn)
+            return T.scale(1 / answers, result["g"]), result, answers
+        invited = rnd.invite(cohort.size)
         scale = share_of(rnd.problem, invited, mixture).to(T.leaves(state.z)[0].dtype)
-        invited = how.weighed(rnd, train, invited, shared=shared, inbox=scale)
-        found = rnd.map_reduce(train, shared=shared, cohort=invited, inbox=scale)
-        answers = how.answers(found, invited)
+        invited = how.weighed(rnd, train, invited, shared=shared, client_input=scale)
+        result = rnd.map_reduce(train, shared=shared, cohort=invited, client_input=scale)
+        answers = how.answers(result, invited)
         if options.estimator == "ratio":
-            heard = float(found.unit @ found.config["scale"])
+            heard = float(result.unit @ result.config["scale"])
             # It is 0 where lambda gives those heard no weight, and then g is 0 too.
-            return T.scale(1 / heard if heard else 0.0, found["g"]), found, answers
-        return T.scale(rnd.problem.clients / answers, found["g"]), found, answers
-
-    def recalled(state: State, rnd: Round, shared: Message) -> tuple[Tree, Tensor, Tensor, Remembered]:
-        """Return g_w and the losses of all that is remembered, those known, and what is remembered."""
-        assert state.remembered is not None
-        found = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.invite))
-        known = state.remembered.after(found, rnd.problem)
-        heard = state.losses.isfinite().index_fill(0, found["loss"].domain, True)
-        return known.gradient(state.mixture, state.z), known.losses, known.losses.where(heard, torch.nan), known
+            return T.scale(1 / heard if heard else 0.0, result["g"]), result, answers
+        return T.scale(rnd.problem.clients / answers, result["g"]), result, answers
 
     def rates(dual: Dual, t: int) -> tuple[float, float]:
         """Return gamma_w and gamma_lambda of round t."""
@@ -280,31 +250,28 @@ def afl(options: AflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
         asked = losses(state, rnd, shared) if options.asks_losses else None
         answer = dual.best(asked[0]) if responds and asked is not None else None
         known = None
-        if how.remembers:
-            g, found, known_losses, known = recalled(state, rnd, shared)
+        if state.remembered is not None:
+            reduced = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.size))
+            known, known_losses = known_after(state.remembered, state.losses, reduced, rnd.problem)
+            g, result = known.gradient(state.mixture, state.z), known.losses
         else:
             g, heard, answers = gradients(state, state.mixture if answer is None else answer, rnd, shared)
-            found, known_losses = told(heard, state, rnd, options.estimator, answers) if asked is None else asked
-        g_mixture = dual.gradient(found, state.mixture)
-        before, moments = Before(g, g_mixture), state.optimizer
+            result, known_losses = told(heard, state, rnd, options.estimator, answers) if asked is None else asked
+        gradient, before, moments = Before(g, dual.gradient(result, state.mixture)), None, state.optimizer
         if options.method == "two_sequence":
-            last = state.before  # there is none in round 0, whose gradient is taken to be the one before it too
-            z, mixture = (
-                (state.z, state.mixture)
-                if last is None
-                else (step(last.g, now, g), dual.step(last.g_mixture, g_mixture))
+            before, (z, mixture) = two_sequence(
+                state.before,
+                Before(state.z, state.mixture),
+                lambda z: step(z, now, gradient.g),
+                lambda mixture: dual.step(mixture, gradient.g_mixture),
             )
-            before = Before(z, mixture)
-            z, mixture = step(z, now, g), dual.step(mixture, g_mixture)
         else:
-            d, d_mixture = g, g_mixture
-            if options.method == "optimistic" and state.before is not None:
-                d, d_mixture = T.sub(T.scale(2.0, g), state.before.g), 2 * g_mixture - state.before.g_mixture
-            d, moments = optimizer.update(state.optimizer, d, state.z)
+            if options.method == "optimistic":
+                before, gradient = gradient, extrapolated(state.before, gradient)
+            d, moments = optimizer.update(state.optimizer, gradient.g, state.z)
             z = step(state.z, now, d)
-            mixture = dual.step(state.mixture, d_mixture, dual_now) if answer is None else answer
+            mixture = dual.step(state.mixture, gradient.g_mixture, dual_now) if answer is None else answer
         t = rnd.index + 1
-        remembers = options.method in ("optimistic", "two_sequence")
         new = State(
             z=z,
             mixture=mixture,
@@ -312,7 +279,7 @@ def afl(options: AflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
             z_mean=T.axpy(1 / t, T.sub(z, state.z_mean), state.z_mean),
             mixture_mean=state.mixture_mean + (mixture - state.mixture_mean) / t,
             optimizer=moments,
-            before=before if remembers else None,
+            before=before,
             remembered=known,
         )
         return new, {

@@ -1,4 +1,4 @@
-"""What AFL and DRFA share: the work of a client, cohorts drawn by a mixture of domains, the losses of all from those heard."""
+"""Building blocks of AFL and DRFA: client work, cohorts drawn by domain, estimates of all domains' losses."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch import Tensor
 
 from fedfleet.algorithms.local import zero
 from fedfleet.simulator.author import (
-    At,
     Batch,
     BatchPlan,
     Cohort,
     Domains,
     Key,
+    LocalLoop,
     LocalWork,
     Message,
     Ops,
     Problem,
     Reduced,
     Round,
-    Stage,
+    StepInfo,
     T,
     Tree,
     rng,
@@ -39,41 +39,47 @@ class _Path(NamedTuple):
 def weighted_gradient(plan: BatchPlan, *, losses: bool) -> LocalWork:
     """Return the sum of minibatch gradients along local steps from ``shared["z"]``, and with ``losses`` the loss there.
 
-    It is taken ``inbox`` times, if there is one, which the client tells back.
+    It is taken ``client_input`` times, if there is one, which the client tells back.
     """
 
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _Path:
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> _Path:
         return _Path(T.zeros_like(shared["z"]), zero(shared, key))
 
-    def step(ops: Ops, shared: Mapping[str, Any], path: _Path, batch: Batch, at: At, key: Key) -> _Path:
+    def step(ops: Ops, shared: Mapping[str, Any], path: _Path, batch: Batch, at: StepInfo, key: Key) -> _Path:
         here = shared["z"] if at.k == 0 else T.axpy(-shared["local_lr"], path.total, shared["z"])
         d, aux = ops.grad("train", here, batch, key)
         if at.k == 0:
             return _Path(d, aux["loss"])
         return _Path(T.add(path.total, d), path.loss)
 
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, path: _Path) -> tuple[Message, Tree]:
-        send = {"g": path.total if inbox is None else T.scale(inbox, path.total)}
-        told = {} if inbox is None else {"scale": inbox}
-        return Message(send | ({"loss": path.loss} if losses else {}), told), own
+    def client_final(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, path: _Path
+    ) -> tuple[Message, Tree]:
+        send = {"g": path.total if client_input is None else T.scale(client_input, path.total)}
+        told = {} if client_input is None else {"scale": client_input}
+        return Message(send | ({"loss": path.loss} if losses else {}), told), client_state
 
-    return LocalWork(begin=begin, stages=(Stage(step=step, batches=plan),), finish=finish)
+    return LocalWork(client_init=client_init, loops=(LocalLoop(step=step, batches=plan),), client_final=client_final)
 
 
 def loss_at_z(size: int | None) -> LocalWork:
     """Return the loss at ``shared["z"]`` on one batch of so many examples, or on all."""
 
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Tree:
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Tree:
         return zero(shared, key)
 
-    def step(ops: Ops, shared: Mapping[str, Any], carry: Tree, batch: Batch, at: At, key: Key) -> Tree:
+    def step(ops: Ops, shared: Mapping[str, Any], carry: Tree, batch: Batch, at: StepInfo, key: Key) -> Tree:
         return ops.value("train", shared["z"], batch, key)
 
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, carry: Tree) -> tuple[Message, Tree]:
-        return Message({"loss": carry}), own
+    def client_final(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, carry: Tree
+    ) -> tuple[Message, Tree]:
+        return Message({"loss": carry}), client_state
 
     plan = BatchPlan(size=size, steps=1)
-    return LocalWork(begin=begin, stages=(Stage(step=step, batches=plan),), finish=finish, divisible=False)
+    return LocalWork(
+        client_init=client_init, loops=(LocalLoop(step=step, batches=plan),), client_final=client_final, divisible=False
+    )
 
 
 def by_shares(rnd: Round, size: int, mixture: Tensor) -> Cohort:
@@ -104,20 +110,20 @@ def of_problem(problem: Problem) -> Domains:
     return problem.domains
 
 
-def learnt(found: Reduced, known: Tensor) -> Tensor:
+def latest_losses(result: Reduced, known: Tensor) -> Tensor:
     """Return the last known losses (p,), NaN for domains that nobody has answered for yet, with those just heard."""
-    heard = found["loss"]
+    heard = result["loss"]
     return known.index_copy(0, heard.domain, heard.value.double())
 
 
-def estimated(found: Reduced, problem: Problem, known_losses: Tensor, estimator: str, answers: float) -> Tensor:
+def estimated(result: Reduced, problem: Problem, known_losses: Tensor, estimator: str, answers: float) -> Tensor:
     """Return the losses (p,) of all domains from those of the clients heard.
 
     "horvitz_thompson": (N/S) sum n_i L_i / m_k, 0 for a domain nobody answered for; "ratio": ``known_losses``, their mean where
     there is none yet; "single": p times the mean over all answers, of clients drawn from domains drawn uniformly. S is ``answers``:
     those heard, where all are as likely to be; those invited, where each is weighted by one over its chance.
     """
-    heard, examples = found["loss"], of_problem(problem).examples
+    heard, examples = result["loss"], of_problem(problem).examples
     value, weight = heard.value.double(), heard.weight.double()
     if estimator == "ratio":
         return known_losses.where(known_losses.isfinite(), known_losses.nanmean().nan_to_num())

@@ -33,10 +33,10 @@ from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOpt
 from fedfleet.algorithms.participation import Correction, correcting
 from fedfleet.simulator.author import (
     Algorithm,
-    At,
     Batch,
     BatchPlan,
     Key,
+    LocalLoop,
     LocalWork,
     Mean,
     Message,
@@ -44,12 +44,12 @@ from fedfleet.simulator.author import (
     Phase,
     Problem,
     Round,
-    Stage,
+    StepInfo,
     T,
     Task,
     Tree,
     View,
-    learnt,
+    trainable,
 )
 
 
@@ -71,7 +71,7 @@ class PeriodOptions(LocalOptions):
         """Return the model after round t, and the anchor of the next one."""
         if not self.ends(t):
             return z, anchor
-        z = carried(T.axpy(self.amplification, T.sub(learnt(z), learnt(anchor)), learnt(anchor)), z)
+        z = carried(T.axpy(self.amplification, T.sub(trainable(z), trainable(anchor)), trainable(anchor)), z)
         return z, z
 
 
@@ -100,7 +100,7 @@ def amplified_fedavg(options: AmplifiedFedAvgOptions, task: Task, cohort: Cohort
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
         shared = Message(send={"z": state.z}, config={"lr": options.rates(rnd.index, task.parts)})
-        z = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.invite))["z"]
+        z = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.size))["z"]
         return State(*options.amplified(rnd.index, z, state.anchor)), {}
 
     def skipped(state: State, rnd: Round) -> State:
@@ -135,34 +135,36 @@ def _nothing(shared: Mapping[str, Any]) -> Tree:
     return {"c": zeros, "pending": zeros, "count": none, "period": none}
 
 
-def _in_force(shared: Mapping[str, Any], own: Tree) -> tuple[Tree, Any]:
+def _in_force(shared: Mapping[str, Any], client_state: Tree) -> tuple[Tree, Any]:
     """Return c_i, and whether this is the client's first visit of the period."""
-    first = own["period"] != shared["period"]
-    promoted = first & (own["count"] > 0)
-    return T.where(promoted, own["pending"], own["c"]), first | (own["count"] == 0)
+    first = client_state["period"] != shared["period"]
+    promoted = first & (client_state["count"] > 0)
+    return T.where(promoted, client_state["pending"], client_state["c"]), first | (client_state["count"] == 0)
 
 
 def _periodic(plan: BatchPlan) -> LocalWork:
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _Path:
-        c, _ = _in_force(shared, own)
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> _Path:
+        c, _ = _in_force(shared, client_state)
         return _Path(shared["z"], c, T.zeros_like(c), zero(shared, key))
 
-    def step(ops: Ops, shared: Mapping[str, Any], at: _Path, batch: Batch, where: At, key: Key) -> _Path:
+    def step(ops: Ops, shared: Mapping[str, Any], at: _Path, batch: Batch, where: StepInfo, key: Key) -> _Path:
         g = ops.grad("train", at.z, batch, key)[0]
         z = ops.step("train", at.z, shared["lr"], T.add(g, T.sub(shared["c"], at.c)))
         return _Path(z, at.c, T.add(at.taken, g), at.steps + 1)
 
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, at: _Path) -> tuple[Message, Tree]:
-        c, first = _in_force(shared, own)
-        before = T.where(first, T.zeros_like(c), T.scale(own["count"], own["pending"]))
-        count = at.steps + own["count"] * ~first
+    def client_final(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, at: _Path
+    ) -> tuple[Message, Tree]:
+        c, first = _in_force(shared, client_state)
+        before = T.where(first, T.zeros_like(c), T.scale(client_state["count"], client_state["pending"]))
+        count = at.steps + client_state["count"] * ~first
         pending = T.scale(1 / count, T.add(before, at.taken))
-        told = T.where(first, c, own["pending"])  # what the server has of this client in the next c
-        period = own["period"] * 0 + shared["period"]
+        told = T.where(first, c, client_state["pending"])  # what the server has of this client in the next c
+        period = client_state["period"] * 0 + shared["period"]
         new = {"c": c, "pending": pending, "count": count, "period": period}
         return Message(send={"dz": T.sub(at.z, shared["z"]), "dc": T.sub(pending, told)}), new
 
-    return LocalWork(begin=begin, stages=(Stage(step=step, batches=plan),), finish=finish)
+    return LocalWork(client_init=client_init, loops=(LocalLoop(step=step, batches=plan),), client_final=client_final)
 
 
 def amplified_scaffold(options: PeriodOptions, task: Task, cohort: CohortOptions) -> Algorithm:
@@ -173,7 +175,7 @@ def amplified_scaffold(options: PeriodOptions, task: Task, cohort: CohortOptions
         work=_periodic(options.plan()),
         reduce=slots,
         weight=options.weight,
-        own=_nothing,
+        client_state=_nothing,
         difference="dz",
     )
 
@@ -184,9 +186,9 @@ def amplified_scaffold(options: PeriodOptions, task: Task, cohort: CohortOptions
         t = rnd.index
         config = {"lr": options.rates(t, task.parts), "period": float(t // options.period)}
         shared = Message(send={"z": state.z, "c": state.c}, config=config)
-        found = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.invite))
-        c_next = T.axpy(share(found.received, rnd.problem, options.weight), found["dc"], state.c_next)
-        return after(t, T.add(state.z, found["dz"]), state._replace(c_next=c_next)), {}
+        result = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.size))
+        c_next = T.axpy(share(result.received, rnd.problem, options.weight), result["dc"], state.c_next)
+        return after(t, T.add(state.z, result["dz"]), state._replace(c_next=c_next)), {}
 
     def skipped(state: Controlled, rnd: Round) -> Controlled:
         return after(rnd.index, state.z, state)

@@ -28,7 +28,6 @@ from fedfleet.algorithms.local import Local, full_local, gradient_at_z, local_tr
 from fedfleet.algorithms.options import CohortOptions, LocalOptions
 from fedfleet.simulator.author import (
     Algorithm,
-    At,
     Batch,
     Key,
     Mean,
@@ -37,6 +36,7 @@ from fedfleet.simulator.author import (
     Phase,
     Problem,
     Round,
+    StepInfo,
     T,
     Task,
     Tree,
@@ -82,7 +82,7 @@ def drawn_gaps(iterations: int, mean_steps: int, key: Key) -> Tensor:
     return torch.full((1,), mean_steps)  # a stage far shorter than a round
 
 
-def pulled(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
+def pulled(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: StepInfo, key: Key) -> Tree:
     """Return the corrected direction with that of the proximal terms."""
     d = corrected(ops, shared, local, batch, at, key)
     return proximal(d, local.z, shared["anchor"], shared["theta"]) if "anchor" in shared else d
@@ -108,10 +108,10 @@ def catalyst_scaffold_s(options: CatalystOptions, task: Task, cohort: CohortOpti
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
         if not len(state.gaps):
             state = new_stage(state, rnd)
-        invited = rnd.invite(cohort.invite)
+        invited = rnd.invite(cohort.size)
         u = rnd.map_reduce(collect, shared=Message({"z": state.z}), cohort=invited)["g"]
         if cohort.resample:
-            invited = rnd.invite(cohort.invite)
+            invited = rnd.invite(cohort.size)
         send = {"z": state.z, "u": u} | ({"anchor": state.anchor} if options.theta else {})
         shared = Message(send, {"lr": options.rates(rnd.index, task.parts), "theta": options.theta})
         steps = int(state.gaps[0])

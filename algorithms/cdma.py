@@ -1,6 +1,6 @@
 """CDMA: cross-device minimax averaging, in its three forms.
 
-Xie, Zhang, Zhang, Shen & Qian, "CDMA: a practical cross-device federated learning algorithm for general minimax problems",
+Xie, Zhang, Shen, Liu & Qian, "CDMA: a practical cross-device federated learning algorithm for general minimax problems",
 AAAI 2023, Algorithms 1 and 2. Clients are stateless; the server remembers u, v and the previous point.
 
     paper                  here
@@ -10,7 +10,7 @@ AAAI 2023, Algorithms 1 and 2. Clients are stateless; the server remembers u, v 
     alpha_t                alpha
     eta_t, gamma_t         lr = {"x": eta_t, "y": gamma_t}
     K, B                   steps, batch_size
-    S-hat'_t, S-hat_t      cohort.invite, in both phases
+    S-hat'_t, S-hat_t      cohort.size, in both phases
 
     name       beta  alpha_t   phases
     cdma_nc    0     -         local steps
@@ -31,7 +31,6 @@ from fedfleet.algorithms.participation import Correction, correcting
 from fedfleet.algorithms.theory import CdmaTheory
 from fedfleet.simulator.author import (
     Algorithm,
-    At,
     Batch,
     Key,
     Mean,
@@ -40,6 +39,7 @@ from fedfleet.simulator.author import (
     Phase,
     Problem,
     Round,
+    StepInfo,
     T,
     Task,
     Tree,
@@ -96,14 +96,16 @@ class State(NamedTuple):
     u: Tree
 
 
-def corrected(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
+def corrected(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: StepInfo, key: Key) -> Tree:
     """Return u_t + (grad F(z^(k); b) - grad F(z_t; b)), Eq. (3) with beta = 1."""
     if at.k == 0:
         return shared["u"]  # both gradients are at z_t: the bracket is exactly zero
     return _corrected(ops, shared, local, batch, key, key)
 
 
-def corrected_with_own_noise(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
+def corrected_with_own_noise(
+    ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: StepInfo, key: Key
+) -> Tree:
     """Return the same with noise of its own at z_t, so that the bracket is not zero at first either."""
     return _corrected(ops, shared, local, batch, key, rng.fold(key, "there"))
 
@@ -167,7 +169,7 @@ def _cdma(variant: str, options: CdmaOptions, task: Task, cohort: CohortOptions,
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
         lr, alpha = coefficients(rnd.index, rnd.problem)
         told = {"alpha": alpha} if variant == "ada" else {}
-        invited = rnd.invite(cohort.invite)
+        invited = rnd.invite(cohort.size)
         send, u = {"z": state.z}, state.u
         if correct:  # phase 1, Alg. 1 l. 3-8
             recurse = variant == "ada" and u is not None
@@ -178,7 +180,7 @@ def _cdma(variant: str, options: CdmaOptions, task: Task, cohort: CohortOptions,
             if options.steps == 1:  # every client would return z_t - lr * u, so the server takes the step itself
                 return State(task.objectives["train"].step(state.z, lr, u), state.z, u), told
             if cohort.resample:
-                invited = rnd.invite(cohort.invite)
+                invited = rnd.invite(cohort.size)
         z = rnd.map_reduce(update, shared=Message(send, {"lr": lr}), cohort=invited)["z"]  # phase 2, l. 9-14
         return State(z, state.z, u), told
 

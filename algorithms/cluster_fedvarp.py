@@ -82,7 +82,7 @@ def cluster_fedvarp(options: ClusterFedVarpOptions, task: Task, cohort: CohortOp
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
         shared = Message(send={"z": state.z}, config={"lr": options.rates(rnd.index, task.parts)})
-        invited = how.weighed(rnd, train, rnd.invite(cohort.invite), shared=shared)
+        invited = how.weighed(rnd, train, rnd.invite(cohort.size), shared=shared)
         heard = rnd.map_reduce(train, shared=shared, cohort=invited)["dz"]
         weight, of_all = heard.weight.double(), parts(rnd.problem)
         whole = float(weight.sum())

@@ -25,9 +25,9 @@ from pydantic import Field
 from fedfleet.algorithms.control import controlled, no_control
 from fedfleet.algorithms.local import Local, gradient, local_training, proximal
 from fedfleet.algorithms.options import CohortOptions, LocalOptions
+from fedfleet.algorithms.participation import Correction, correcting
 from fedfleet.simulator.author import (
     Algorithm,
-    At,
     Batch,
     Key,
     Mean,
@@ -36,6 +36,7 @@ from fedfleet.simulator.author import (
     Phase,
     Problem,
     Round,
+    StepInfo,
     T,
     Task,
     Tree,
@@ -43,8 +44,8 @@ from fedfleet.simulator.author import (
 )
 
 
-class CodaOptions(LocalOptions):
-    """Options of CODA+."""
+class StageOptions(LocalOptions):
+    """Options of local descent-ascent in stages."""
 
     theta: float = Field(default=0.0, ge=0)
     """Weight of the proximal term (theta/2) |x - anchor|^2, of the primal part alone."""
@@ -56,7 +57,14 @@ class CodaOptions(LocalOptions):
     """Where a stage is anchored: at the last model of the one before, or at the mean of that stage's models."""
 
 
-class CodascaOptions(CodaOptions):
+class CodaOptions(StageOptions):
+    """Options of CODA+."""
+
+    correction: Correction = Correction()
+    """Correction for clients that are heard less often than others."""
+
+
+class CodascaOptions(StageOptions):
     """Options of CODASCA."""
 
     global_lr: float = Field(default=1.0, gt=0)
@@ -81,19 +89,19 @@ class Stage(NamedTuple):
     done: int
 
     @staticmethod
-    def of(options: CodaOptions, rnd: Round) -> Stage:
+    def of(options: StageOptions, rnd: Round) -> Stage:
         """Return the stage of a round."""
         rounds = max(1, options.stage_iterations // options.local_steps(rnd.problem.mean_examples))
         return Stage(*divmod(rnd.index, rounds))
 
-    def begin(self, options: CodaOptions, state: State) -> State:
+    def begin(self, options: StageOptions, state: State) -> State:
         """Return the state with the anchor of the stage."""
         if self.done:
             return state
         average = options.anchor == "stage_average" and self.number
         return state._replace(anchor=state.mean if average else state.z["x"])
 
-    def message(self, options: CodaOptions, task: Task, state: State, t: int) -> Message:
+    def message(self, options: StageOptions, task: Task, state: State, t: int) -> Message:
         """Return what clients are sent; the anchor only where it is of use."""
         shrink = options.stage_factor**-self.number
         config = {"lr": {p: rate * shrink for p, rate in options.rates(t, task.parts).items()}}
@@ -107,7 +115,7 @@ class Stage(NamedTuple):
         return state._replace(z=z, mean=mean)
 
 
-def anchored(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
+def anchored(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: StepInfo, key: Key) -> Tree:
     """Return the minibatch gradient with that of the proximal term."""
     d = gradient(ops, shared, local, batch, at, key)
     return proximal(d, local.z, shared["anchor"], shared["theta"]) if "anchor" in shared else d
@@ -124,16 +132,17 @@ def coda_plus(options: CodaOptions, task: Task, cohort: CohortOptions) -> Algori
         stage = Stage.of(options, rnd)
         state = stage.begin(options, state)
         shared = stage.message(options, task, state, rnd.index)
-        z = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.invite))["z"]
+        z = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.size))["z"]
         return stage.end(state, z), {"stage": stage.number}
 
-    return Algorithm(init, round, (train,), {"global": View(lambda state: state.z)}, requires=("x", "y"))
+    made = Algorithm(init, round, (train,), {"global": View(lambda state: state.z)}, requires=("x", "y"))
+    return correcting(options.correction, made, "train", "z", model=True, rates=True)
 
 
 def codasca(options: CodascaOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build CODASCA."""
     work = controlled(options.plan(), anchored, None if options.dual_control else ("x",))
-    train = Phase(name="train", work=work, reduce={"dz": Mean(), "dc": Mean()}, own=no_control)
+    train = Phase(name="train", work=work, reduce={"dz": Mean(), "dc": Mean()}, client_state=no_control)
 
     def init(z: Tree, key: Key, problem: Problem) -> State:
         return State(z, z["x"], z["x"], T.zeros_like(z))
@@ -143,7 +152,7 @@ def codasca(options: CodascaOptions, task: Task, cohort: CohortOptions) -> Algor
         state = stage.begin(options, state)
         shared = stage.message(options, task, state, rnd.index)
         shared = Message({**shared.send, "c": state.c}, shared.config)
-        heard = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.invite))
+        heard = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.size))
         state = stage.end(state, T.axpy(options.global_lr, heard["dz"], state.z))
         share = len(heard.received) / rnd.problem.clients
         return state._replace(c=T.axpy(share, heard["dc"], state.c)), {"stage": stage.number}

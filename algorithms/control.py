@@ -4,7 +4,7 @@ Karimireddy et al., "SCAFFOLD: Stochastic controlled averaging for federated lea
 
     paper          here
     x, y_i         shared z, local.z
-    c, c_i         shared c, own (a client's state), in direction space: of ascent with the sign turned
+    c, c_i         shared c, client_state (a client's state), in direction space: of ascent with the sign turned
     eta_l          shared lr
 
 Option II's (x - y_i) / (K eta_l) is the mean of the directions taken, and is computed as that: a difference of points loses
@@ -20,7 +20,19 @@ import torch
 from torch import Tensor
 
 from fedfleet.algorithms.local import Direction, Local, gradient
-from fedfleet.simulator.author import At, Batch, BatchPlan, Key, LocalWork, Message, Ops, Problem, Stage, T, Tree
+from fedfleet.simulator.author import (
+    Batch,
+    BatchPlan,
+    Key,
+    LocalLoop,
+    LocalWork,
+    Message,
+    Ops,
+    Problem,
+    StepInfo,
+    T,
+    Tree,
+)
 
 
 class Drift(NamedTuple):
@@ -46,20 +58,22 @@ def share(clients: Tensor, problem: Problem, weight: str) -> float:
 def controlled(plan: BatchPlan, direction: Direction = gradient, parts: tuple[str, ...] | None = None) -> LocalWork:
     """Step along ``direction`` + c - c_i, in the given ``parts`` of the model if not in all; send the changes of z and c_i."""
 
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Local:
-        none_yet = torch.zeros((), dtype=T.leaves(own)[0].dtype, device=key.device)
-        return Local(shared["z"], None, Drift(T.sub(shared["c"], own), T.zeros_like(own), none_yet))
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Local:
+        none_yet = torch.zeros((), dtype=T.leaves(client_state)[0].dtype, device=key.device)
+        return Local(shared["z"], None, Drift(T.sub(shared["c"], client_state), T.zeros_like(client_state), none_yet))
 
-    def step(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Local:
-        d, (correction, taken, steps) = direction(ops, shared, local, batch, at, key), local.own
+    def step(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: StepInfo, key: Key) -> Local:
+        d, (correction, taken, steps) = direction(ops, shared, local, batch, at, key), local.client_state
         d = {p: T.add(d[p], correction[p]) if parts is None or p in parts else d[p] for p in d}  # l. 10
         moved = ops.step("train", local.z, shared["lr"], d)
         return Local(moved, None, Drift(correction, T.add(taken, d), steps + 1))
 
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: Local) -> tuple[Message, Tree]:
+    def client_final(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, local: Local
+    ) -> tuple[Message, Tree]:
         # l. 12, option II: c_i+ = c_i - c + (x - y_i) / (K eta_l), with the steps this client really did
-        correction, taken, steps = local.own
+        correction, taken, steps = local.client_state
         control = T.sub(T.scale(1.0 / steps, taken), correction)
-        return Message(send={"dz": T.sub(local.z, shared["z"]), "dc": T.sub(control, own)}), control  # l. 13
+        return Message(send={"dz": T.sub(local.z, shared["z"]), "dc": T.sub(control, client_state)}), control  # l. 13
 
-    return LocalWork(begin=begin, stages=(Stage(step=step, batches=plan),), finish=finish)
+    return LocalWork(client_init=client_init, loops=(LocalLoop(step=step, batches=plan),), client_final=client_final)

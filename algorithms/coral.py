@@ -31,18 +31,18 @@ from fedfleet.algorithms.penalised import Known, Look, PenaltyOptions, penalised
 from fedfleet.algorithms.prototypes import EVERYTHING
 from fedfleet.simulator.author import (
     Algorithm,
-    At,
     Batch,
     ByDomainMean,
     Cohort,
     Key,
+    LocalLoop,
     LocalWork,
     Message,
     Ops,
     Phase,
     Problem,
     Reduced,
-    Stage,
+    StepInfo,
     Task,
     Tree,
 )
@@ -59,7 +59,7 @@ def coral(options: PenaltyOptions, task: Task, cohort: CohortOptions) -> Algorit
     """Build CORAL."""
     at_head = cut(task, "head", "coral", needs="coral")
 
-    def direction(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
+    def direction(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: StepInfo, key: Key) -> Tree:
         ctx = {name: shared[name] for name in ("mean", "covariance")} | {
             "penalty": shared["penalty"] * shared["factor"]
         }
@@ -70,26 +70,33 @@ def coral(options: PenaltyOptions, task: Task, cohort: CohortOptions) -> Algorit
     return penalised(options, task, cohort, direction, Look(moments, of_all), "coral")
 
 
-def of_all(found: Reduced, invited: Cohort, problem: Problem) -> Known:
+def of_all(result: Reduced, invited: Cohort, problem: Problem) -> Known:
     """Tell the means over the domains heard of their means and unbiased covariances, and 2 n / (n - 1), 0 of one domain."""
-    first, n = found["first"].value, len(found["first"].domain)
-    count = found["first"].weight.to(first.dtype)[:, None, None]
-    covariance = (found["second"].value - first[:, :, None] * first[:, None, :]) * count / (count - 1).clamp(min=1)
+    first, n = result["first"].value, len(result["first"].domain)
+    count = result["first"].weight.to(first.dtype)[:, None, None]
+    covariance = (result["second"].value - first[:, :, None] * first[:, None, :]) * count / (count - 1).clamp(min=1)
     send = {"mean": first.mean(0), "covariance": covariance.mean(0)}
     return Known(send, {"factor": 2 * n / (n - 1) if n > 1 else 0.0})
 
 
 def _moments(head: Cut) -> LocalWork:
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _Raw:
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> _Raw:
         first = torch.zeros_like(matrix(head.stays(shared["z"]))[0])
         return _Raw(first, torch.zeros_like(first).expand(len(first), len(first)))
 
-    def step(ops: Ops, shared: Mapping[str, Any], raw: _Raw, batch: Batch, at: At, key: Key) -> _Raw:
+    def step(ops: Ops, shared: Mapping[str, Any], raw: _Raw, batch: Batch, at: StepInfo, key: Key) -> _Raw:
         features = ops.apply("features", shared["z"], batch)
         seen = torch.where((batch.weight > 0)[:, None], features, 0.0)
         return _Raw(raw.first + seen.sum(0) / at.num_examples, raw.second + seen.mT @ seen / at.num_examples)
 
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, raw: _Raw) -> tuple[Message, Tree]:
-        return Message(raw._asdict()), own
+    def client_final(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, raw: _Raw
+    ) -> tuple[Message, Tree]:
+        return Message(raw._asdict()), client_state
 
-    return LocalWork(begin=begin, stages=(Stage(step=step, batches=EVERYTHING),), finish=finish, divisible=False)
+    return LocalWork(
+        client_init=client_init,
+        loops=(LocalLoop(step=step, batches=EVERYTHING),),
+        client_final=client_final,
+        divisible=False,
+    )

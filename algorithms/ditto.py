@@ -23,10 +23,10 @@ from fedfleet.algorithms.local import Local, local_training, proximal
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.author import (
     Algorithm,
-    At,
     Batch,
     BatchPlan,
     Key,
+    LocalLoop,
     LocalWork,
     Mean,
     Message,
@@ -35,7 +35,7 @@ from fedfleet.simulator.author import (
     Phase,
     Problem,
     Round,
-    Stage,
+    StepInfo,
     Task,
     Tree,
     View,
@@ -77,27 +77,31 @@ def ditto(options: DittoOptions, task: Task, cohort: CohortOptions) -> Algorithm
     rule = options.client_optimizer.build()
     shared_work = local_training(options.plan(), optimizer=rule)
 
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Local:
-        return Local(shared["z"], rule.init(shared["z"]), own)
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Local:
+        return Local(shared["z"], rule.init(shared["z"]), client_state)
 
-    def step(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Local:
-        before = rule.init(local.own) if at.k == 0 else local.optimizer
-        d = proximal(ops.grad("train", local.own, batch, key)[0], local.own, shared["z"], shared["pull"])
-        d, after = rule.update(before, d, local.own)
-        return Local(local.z, after, ops.step("train", local.own, shared["lr"], d))
+    def step(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: StepInfo, key: Key) -> Local:
+        before = rule.init(local.client_state) if at.k == 0 else local.optimizer
+        d = proximal(
+            ops.grad("train", local.client_state, batch, key)[0], local.client_state, shared["z"], shared["pull"]
+        )
+        d, after = rule.update(before, d, local.client_state)
+        return Local(local.z, after, ops.step("train", local.client_state, shared["lr"], d))
 
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: Local) -> tuple[Message, Tree]:
-        return Message({"z": local.z}), local.own
+    def client_final(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, local: Local
+    ) -> tuple[Message, Tree]:
+        return Message({"z": local.z}), local.client_state
 
-    def mine(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: Local) -> tuple[Message, Tree]:
-        return Message({"z": local.own}), own
+    def mine(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, local: Local) -> tuple[Message, Tree]:
+        return Message({"z": local.client_state}), client_state
 
     def initial(shared: Mapping[str, Any]) -> Tree:
         return shared["initial"]
 
-    stages = (*shared_work.stages, Stage(step=step, batches=options.own_plan()))
-    work = LocalWork(begin=begin, stages=stages, finish=finish)
-    train = Phase(name="train", work=work, reduce={"z": Mean()}, weight=options.weight, own=initial, model="z")
+    stages = (*shared_work.loops, LocalLoop(step=step, batches=options.own_plan()))
+    work = LocalWork(client_init=client_init, loops=stages, client_final=client_final)
+    train = Phase(name="train", work=work, reduce={"z": Mean()}, weight=options.weight, client_state=initial, model="z")
 
     def message(state: State, t: int) -> Message:
         config = {"lr": options.rates(t, task.parts), "pull": options.pull}
@@ -107,8 +111,8 @@ def ditto(options: DittoOptions, task: Task, cohort: CohortOptions) -> Algorithm
         return State(z, z)
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
-        found = rnd.map_reduce(train, shared=message(state, rnd.index), cohort=rnd.invite(cohort.invite))
-        return state._replace(z=found["z"]), {}
+        result = rnd.map_reduce(train, shared=message(state, rnd.index), cohort=rnd.invite(cohort.size))
+        return state._replace(z=result["z"]), {}
 
     return Algorithm(
         init,
@@ -117,5 +121,5 @@ def ditto(options: DittoOptions, task: Task, cohort: CohortOptions) -> Algorithm
         {"global": View(lambda state: state.z)},
         minimises=True,
         buffers=True,
-        personal=Personal(message, LocalWork(begin=begin, stages=(), finish=mine), initial),
+        personal=Personal(message, LocalWork(client_init=client_init, loops=(), client_final=mine), initial),
     )

@@ -27,8 +27,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedfleet.algorithms.agnostic import of_problem
-from fedfleet.algorithms.options import ByName, refuse_others
-from fedfleet.algorithms.participation import inverse_chances
+from fedfleet.algorithms.options import AlgorithmOptions, ByName, refuse_others
+from fedfleet.algorithms.participation import Correction, inverse_chances
 from fedfleet.simulator.author import Cohort, Key, LocalWork, Message, Phase, Problem, Reduced, Round, T, Tree
 
 
@@ -51,20 +51,22 @@ class ChanceCorrection(ByName):
         """Whether clients keep their last answers."""
         return self.kind not in ("none", "known_p")
 
-    def weighed(self, rnd: Round, phase: Phase, cohort: Cohort, *, shared: Message, inbox: Tree = None) -> Cohort:
+    def weighed(
+        self, rnd: Round, phase: Phase, cohort: Cohort, *, shared: Message, client_input: Tree = None
+    ) -> Cohort:
         """Return a cohort whose answers count as much as they have to."""
         if self.kind != "known_p":
             return cohort
-        weights, _ = inverse_chances(rnd, phase, self.cap, shared=shared, cohort=cohort, inbox=inbox)
+        weights, _ = inverse_chances(rnd, phase, self.cap, shared=shared, cohort=cohort, client_input=client_input)
         return replace(cohort, weights=weights)
 
     def asks(self, ratio: bool) -> Literal["relative", "absolute"] | None:
         """Return how the clients' chances have to be known, as ``Algorithm.chances``; for ratios up to a factor."""
         return None if self.kind != "known_p" else "relative" if ratio else "absolute"
 
-    def answers(self, found: Reduced, cohort: Cohort) -> float:
+    def answers(self, result: Reduced, cohort: Cohort) -> float:
         """Return the number of clients that what was heard stands for: those heard, or, corrected, those invited."""
-        return float(len(cohort)) if self.kind == "known_p" else float(found.unit.sum())
+        return float(len(cohort)) if self.kind == "known_p" else float(result.unit.sum())
 
     def changed(self, phase: Phase) -> Phase:
         """Return a phase whose answers it weighs."""
@@ -76,6 +78,11 @@ class DomainCorrection(ChanceCorrection):
 
     kind: Literal["none", "known_p", "memory"] = "none"  # pyright: ignore[reportIncompatibleVariableOverride]
     """none; known_p: divide what a client sends by the chance that it is online; memory: use each client's last answer."""
+
+
+def correction_of(options: AlgorithmOptions) -> Correction | ChanceCorrection | None:
+    """Return the correction among an algorithm's options, whatever its kind; None where it takes none."""
+    return next((value for _, value in options if isinstance(value, Correction | ChanceCorrection)), None)
 
 
 class Remembered(NamedTuple):
@@ -90,9 +97,9 @@ class Remembered(NamedTuple):
         zeros = T.map(lambda leaf: torch.zeros(domains, *leaf.shape, dtype=torch.float64), z)
         return Remembered(zeros, torch.zeros(domains, dtype=torch.float64))
 
-    def after(self, found: Reduced, problem: Problem) -> Remembered:
+    def after(self, result: Reduced, problem: Problem) -> Remembered:
         """Return what is known after clients have sent by how much they differ from before."""
-        examples, g, loss = of_problem(problem).examples, found["g"], found["loss"]
+        examples, g, loss = of_problem(problem).examples, result["g"], result["loss"]
         share = g.weight.double() / examples[g.domain]
 
         def added(known: Tensor, e: Tensor) -> Tensor:
@@ -114,12 +121,14 @@ def nothing_sent(shared: Mapping[str, Any]) -> Tree:
 def differing(work: LocalWork) -> LocalWork:
     """Return work that sends "g" and "loss" as differences from what the client last sent, and remembers them."""
 
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Tree:
-        return work.begin(shared, None, inbox, key)
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Tree:
+        return work.client_init(shared, None, client_input, key)
 
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, carry: Tree) -> tuple[Message, Tree]:
-        message, _ = work.finish(shared, None, inbox, carry)
+    def client_final(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, carry: Tree
+    ) -> tuple[Message, Tree]:
+        message, _ = work.client_final(shared, None, client_input, carry)
         now = {"g": message.send["g"], "loss": message.send["loss"]}
-        return replace(message, send=T.sub(now, own)), now
+        return replace(message, send=T.sub(now, client_state)), now
 
-    return replace(work, begin=begin, finish=finish)
+    return replace(work, client_init=client_init, client_final=client_final)

@@ -7,7 +7,7 @@ Deng, Kamani & Mahdavi, "Distributionally robust federated averaging", NeurIPS 2
     w, lambda          z, mixture
     tau, t'            steps, drawn anew in each round from 1..steps
     eta, gamma         lr, dual.lr
-    m                  cohort.invite, in both phases
+    m                  cohort.size, in both phases
 
     weighting: importance, gamma_decay: 0.9 and lambda_floor: 0.001 come near the code its authors published; there the snapshot
     is taken after 0..tau-2 steps, and the first weight below the floor is raised to it, and all are scaled to sum to 1 again.
@@ -19,30 +19,30 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedfleet.algorithms.agnostic import by_shares, estimated, learnt, loss_at_z, of_problem, share_of
+from fedfleet.algorithms.agnostic import by_shares, estimated, latest_losses, loss_at_z, of_problem, share_of
 from fedfleet.algorithms.domain_participation import ChanceCorrection
 from fedfleet.algorithms.lambda_sets import Simplex
 from fedfleet.algorithms.mirror import Ball
 from fedfleet.algorithms.mixture import Dual, DualOptions
-from fedfleet.algorithms.options import CohortOptions, Options, Schedule
+from fedfleet.algorithms.options import AlgorithmOptions, CohortOptions, LocalData, Schedule
 from fedfleet.simulator.author import (
     Algorithm,
-    At,
     Batch,
     BatchPlan,
     ByDomainMean,
     ConfigError,
     Key,
+    LocalLoop,
     LocalWork,
     Message,
     Ops,
     Phase,
     Problem,
     Round,
-    Stage,
+    StepInfo,
     T,
     Task,
     Total,
@@ -52,7 +52,7 @@ from fedfleet.simulator.author import (
 )
 
 
-class DrfaOptions(Options):
+class DrfaOptions(AlgorithmOptions):
     """Options of DRFA."""
 
     lr: float = Field(default=0.1, gt=0)
@@ -77,6 +77,21 @@ class DrfaOptions(Options):
     average: bool = True
     """Evaluate the mean of the models after each round, as the paper returns; otherwise the last."""
 
+    def local_data(self) -> LocalData:
+        """Return how much of its data a client takes at once."""
+        return self._batches(self.batch_size, steps=self.steps)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _forgets(cls, said: Any) -> Any:
+        how = said.get("correction") if isinstance(said, Mapping) else None
+        if "memory" in (how, how.get("kind") if isinstance(how, Mapping) else None):
+            raise ValueError(
+                "correction='memory': lambda's losses are taken at a snapshot after a step that each round draws, and what clients "
+                "remember is of another: take known_p, or afl with steps"
+            )
+        return said
+
 
 class State(NamedTuple):
     """The model, lambda (p,) float64, the last known losses (p,) or NaN, and the mean of the models."""
@@ -95,11 +110,11 @@ class _Path(NamedTuple):
 
 
 def _local(plan: BatchPlan, ball: Ball) -> LocalWork:
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _Path:
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> _Path:
         zeros = T.zeros_like(shared["z"])
         return _Path(zeros, zeros)
 
-    def step(ops: Ops, shared: Mapping[str, Any], path: _Path, batch: Batch, at: At, key: Key) -> _Path:
+    def step(ops: Ops, shared: Mapping[str, Any], path: _Path, batch: Batch, at: StepInfo, key: Key) -> _Path:
         here = shared["z"] if at.k == 0 else T.axpy(-shared["lr"], path.total, shared["z"])
         d = ops.grad("train", here, batch, key)[0]
         total = d if at.k == 0 else T.add(path.total, d)
@@ -108,10 +123,14 @@ def _local(plan: BatchPlan, ball: Ball) -> LocalWork:
             total = T.scale(1 / shared["lr"], T.sub(shared["z"], there))
         return _Path(total, total if at.k < shared["snapshot_at"] else path.snapshot)
 
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, path: _Path) -> tuple[Message, Tree]:
-        return Message(path._asdict() if inbox is None else T.scale(inbox, path._asdict())), own
+    def client_final(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, path: _Path
+    ) -> tuple[Message, Tree]:
+        return Message(path._asdict() if client_input is None else T.scale(client_input, path._asdict())), client_state
 
-    return LocalWork(begin=begin, stages=(Stage(step=step, batches=plan),), finish=finish, divisible=False)
+    return LocalWork(
+        client_init=client_init, loops=(LocalLoop(step=step, batches=plan),), client_final=client_final, divisible=False
+    )
 
 
 def drfa(options: DrfaOptions, task: Task, cohort: CohortOptions) -> Algorithm:
@@ -141,22 +160,22 @@ def drfa(options: DrfaOptions, task: Task, cohort: CohortOptions) -> Algorithm:
         dual = Dual.of(options.dual, of_problem(rnd.problem).examples)
         lr = options.lr * options.lr_schedule.at(rnd.index)
         at = 1 + int(rng.uniform(rng.fold(rnd.key, "snapshot"), (), torch.float64) * options.steps)
-        inbox, of = None, 1.0
+        client_input, of = None, 1.0
         if options.weighting == "sampling":
-            invited = by_shares(rnd, cohort.invite, state.mixture)
+            invited = by_shares(rnd, cohort.size, state.mixture)
         else:
-            invited = rnd.invite(cohort.invite)
-            inbox = share_of(rnd.problem, invited, state.mixture).to(T.leaves(state.z)[0].dtype)
+            invited = rnd.invite(cohort.size)
+            client_input = share_of(rnd.problem, invited, state.mixture).to(T.leaves(state.z)[0].dtype)
             of = float(rnd.problem.clients)
         shared = Message({"z": state.z}, {"lr": lr, "snapshot_at": at})
-        invited = how.weighed(rnd, train, invited, shared=shared, inbox=inbox)
-        found = rnd.map_reduce(train, shared=shared, cohort=invited, inbox=inbox)
-        objective, share = task.objectives["train"], of / how.answers(found, invited)
-        z, snapshot = (ball.step(objective, state.z, lr * share, found[slot]) for slot in ("total", "snapshot"))
+        invited = how.weighed(rnd, train, invited, shared=shared, client_input=client_input)
+        result = rnd.map_reduce(train, shared=shared, cohort=invited, client_input=client_input)
+        objective, share = task.objectives["train"], of / how.answers(result, invited)
+        z, snapshot = (ball.step(objective, state.z, lr * share, result[slot]) for slot in ("total", "snapshot"))
         shared = Message({"z": snapshot})
-        invited = how.weighed(rnd, measure, rnd.invite(cohort.invite), shared=shared)
+        invited = how.weighed(rnd, measure, rnd.invite(cohort.size), shared=shared)
         heard = rnd.map_reduce(measure, shared=shared, cohort=invited)
-        known_losses = learnt(heard, state.losses)
+        known_losses = latest_losses(heard, state.losses)
         answers = how.answers(heard, invited)
         losses = estimated(heard, rnd.problem, known_losses, "horvitz_thompson", answers)
         gamma = options.steps * options.dual.lr * options.gamma_decay ** (rnd.index + 1)

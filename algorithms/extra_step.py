@@ -19,11 +19,11 @@ from typing import Any
 from fedfleet.algorithms.local import Local, local_training
 from fedfleet.algorithms.local_sgda import averaged
 from fedfleet.algorithms.options import CohortOptions, LocalOptions
-from fedfleet.simulator.author import Algorithm, At, Batch, Key, Ops, Task, Tree, rng
+from fedfleet.simulator.author import Algorithm, Batch, Key, Ops, StepInfo, Task, Tree, rng
 
 
 def look_ahead(
-    ops: Ops, shared: Mapping[str, Any], local: Local, batches: tuple[Batch, Batch], at: At, key: Key
+    ops: Ops, shared: Mapping[str, Any], local: Local, batches: tuple[Batch, Batch], at: StepInfo, key: Key
 ) -> Tree:
     """Return the direction at the point that a step along the first minibatch's leads to, on the second."""
     first, second = batches

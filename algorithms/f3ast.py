@@ -15,7 +15,7 @@ constraints", IEEE Journal of Selected Topics in Signal Processing 2022, Algorit
 
 The authors' code divides the sum by M once more, though their r tends to a sum of M; this is the formula.
 
-Yan, Niu, Ding, Zheng, Wu, Chen, Tang & Hao, "Distributed non-convex optimization with sublinear speedup under intermittent client
+Yan, Niu, Ding, Zheng, Wu, Chen, Tang & Wu, "Distributed non-convex optimization with sublinear speedup under intermittent client
 availability", 2020 (FedLaAvg): of those online, the K that have not been heard for longest, and a memory of all, as MIFA's.
 """
 
@@ -53,7 +53,7 @@ class ChoosingOptions(LocalOptions):
     """Options of servers that choose among those online."""
 
     select: int = Field(default=10, ge=1)
-    """How many of those of ``cohort.invite`` that are online work, M; all, if there are fewer."""
+    """Clients that work, of those of ``cohort.size`` that are online, M; all, if there are fewer."""
     weight: Literal["num_examples", "uniform"] = "num_examples"
     """What each client is of all."""
     client_optimizer: ClientOptimizer = ClientOptimizer()
@@ -75,12 +75,12 @@ class Rates(NamedTuple):
 
     def now(self, clients: Tensor, first: Tensor, beta: float, t: int) -> Tensor:
         """Return r (S,) before round t; ``first`` (S,) is what it began at."""
-        found, rate = torch.full_like(clients, -1), first.clone()
+        result, rate = torch.full_like(clients, -1), first.clone()
         at = torch.searchsorted(self.clients, clients).clamp(max=max(0, len(self.clients) - 1))
         if len(self.clients):
             known = self.clients[at] == clients
-            rate, found = torch.where(known, self.rate[at], rate), torch.where(known, self.at[at], found)
-        return rate * (1 - beta) ** (t - 1 - found).double()
+            rate, result = torch.where(known, self.rate[at], rate), torch.where(known, self.at[at], result)
+        return rate * (1 - beta) ** (t - 1 - result).double()
 
     def after(self, clients: Tensor, rate: Tensor, t: int) -> Rates:
         """Return the rates after round t, in which these clients came to these rates."""
@@ -99,35 +99,36 @@ class State(NamedTuple):
     known: Any
 
 
-def _of_all(clients: Tensor, problem: Problem, weight: str) -> Tensor:
+def of_all(clients: Tensor, problem: Problem, weight: str) -> Tensor:
     """Return what each client is of all (S,) float64."""
     if weight == "uniform" or problem.num_examples is None:
         return torch.full(clients.shape, 1 / problem.clients, dtype=torch.float64)
     return problem.num_examples(clients).double() / (problem.clients * problem.mean_examples)
 
 
-def _check(options: ChoosingOptions, cohort: CohortOptions) -> None:
+def check(options: ChoosingOptions, cohort: CohortOptions) -> None:
     """Refuse to choose more than are asked. Raises ConfigError."""
-    if options.select > cohort.invite:
+    if options.select > cohort.size:
         raise ConfigError(
-            f"algorithm.select={options.select}: it chooses among those of cohort.invite={cohort.invite} clients that are online: "
-            f"lower it, or raise cohort.invite"
+            f"algorithm.select={options.select}: it chooses among those of cohort.size={cohort.size} clients that are online: "
+            f"lower it, or raise cohort.size"
         )
 
 
-def _online(rnd: Round, size: int) -> Tensor:
+def online(rnd: Round, size: int) -> Tensor:
     """Return the clients of a cohort that are online."""
     pool = rnd.invite(size)
     return pool.clients[rnd.online(pool)]
 
 
-def _invited(clients: Tensor, weights: Tensor | None = None) -> Cohort:
+def invited(clients: Tensor, weights: Tensor | None = None) -> Cohort:
+    """Return a cohort of these clients."""
     return Cohort(clients, torch.zeros_like(clients), weights)
 
 
 def f3ast(options: F3astOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build F3AST. Raises ConfigError."""
-    _check(options, cohort)
+    check(options, cohort)
 
     work = local_training(options.plan(), gradient, options.client_optimizer.build(), send_change)
     train = Phase(name="train", work=work, reduce={"dz": Total()}, dated=True, reweighted=True)
@@ -138,14 +139,14 @@ def f3ast(options: F3astOptions, task: Task, cohort: CohortOptions) -> Algorithm
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
         shared = Message(send={"z": state.z}, config={"lr": options.rates(rnd.index, task.parts)})
-        here = _online(rnd, cohort.invite)
-        p = _of_all(here, rnd.problem, options.weight)
+        here = online(rnd, cohort.size)
+        p = of_all(here, rnd.problem, options.weight)
         r = state.known.now(here, options.select * p, options.beta, rnd.index)
         chosen = (p / r).argsort(descending=True, stable=True)[: options.select].sort().values
         rate = (1 - options.beta) * r[chosen] + options.beta
-        invited = _invited(here[chosen], p[chosen] / rate)
-        found = rnd.map_reduce(train, shared=shared, cohort=invited)
-        return State(T.add(state.z, found["dz"]), state.known.after(invited.clients, rate, rnd.index)), {}
+        selected = invited(here[chosen], p[chosen] / rate)
+        result = rnd.map_reduce(train, shared=shared, cohort=selected)
+        return State(T.add(state.z, result["dz"]), state.known.after(selected.clients, rate, rnd.index)), {}
 
     return Algorithm(init, round, (train,), {"global": View(lambda state: state.z)})
 
@@ -159,7 +160,7 @@ class FedLaAvgOptions(ChoosingOptions):
 
 def fedlaavg(options: FedLaAvgOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build FedLaAvg. Raises ConfigError."""
-    _check(options, cohort)
+    check(options, cohort)
     work = local_training(options.plan(), gradient, options.client_optimizer.build())
     train = Phase(name="train", work=work, reduce={"z": Mean()}, weight=options.weight, model="z")
 
@@ -168,13 +169,13 @@ def fedlaavg(options: FedLaAvgOptions, task: Task, cohort: CohortOptions) -> Alg
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
         shared = Message(send={"z": state.z}, config={"lr": options.rates(rnd.index, task.parts)})
-        here = _online(rnd, cohort.invite)
+        here = online(rnd, cohort.size)
         known = state.known.with_new(here)
         last = known.last[torch.searchsorted(known.clients, here)]
         oldest = here[last.argsort(stable=True)[: options.select].sort().values]
-        found = rnd.map_reduce(train, shared=shared, cohort=_invited(oldest))
-        now = torch.full_like(found.received, rnd.index)
-        return State(found["z"], known.answered(found.received, now, None)), {}
+        result = rnd.map_reduce(train, shared=shared, cohort=invited(oldest))
+        now = torch.full_like(result.received, rnd.index)
+        return State(result["z"], known.answered(result.received, now, None)), {}
 
     made = Algorithm(init, round, (train,), {"global": View(lambda state: state.z)}, buffers=True)
     return correcting(options.correction, made, "train", "z", model=True, rates=True)

@@ -36,6 +36,7 @@ from fedfleet.simulator.author import (
     BUFFERS,
     Algorithm,
     Cohort,
+    CollectUploads,
     ConfigError,
     Key,
     Mean,
@@ -44,7 +45,6 @@ from fedfleet.simulator.author import (
     Problem,
     Reduced,
     Round,
-    Store,
     T,
     Task,
     Tree,
@@ -107,10 +107,10 @@ def merged(two: Tree) -> Tree:
     return model(x=net(two, "x"), head=T.mean([net(two, "head"), net(two, "second")]))
 
 
-def heads_of(found: Reduced) -> list[Tree]:
+def heads_of(result: Reduced) -> list[Tree]:
     """Return the heads that clients have sent, one after the other."""
-    each = found["head"].stacked()
-    return [T.index(each, i) for i in range(len(found.received))]
+    each = result["head"].stacked()
+    return [T.index(each, i) for i in range(len(result.received))]
 
 
 def fact(options: FactOptions, task: Task, cohort: CohortOptions) -> Algorithm:
@@ -118,11 +118,15 @@ def fact(options: FactOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     _check(cohort)
     statistics = BUFFERS in task.parts and options.return_target_head_buffers
     work = Work(options)
-    keeps_head = {"g": Mean()} if options.tunes else {"g": Mean(), "head": Store()}
-    source = Phase(name="source", work=work.source(), reduce=keeps_head, own=work.fresh, dated=True)
-    tune = Phase(name="fine_tune", work=work.tuning(), reduce={"head": Store()}, own=work.fresh, dated=True)
+    keeps_head = {"g": Mean()} if options.tunes else {"g": Mean(), "head": CollectUploads()}
+    source = Phase(name="source", work=work.source(), reduce=keeps_head, client_state=work.fresh, dated=True)
+    tune = Phase(
+        name="fine_tune", work=work.tuning(), reduce={"head": CollectUploads()}, client_state=work.fresh, dated=True
+    )
     of_target = {"g": Mean(), "statistics": Mean()} if statistics else {"g": Mean()}
-    target = Phase(name="target", work=work.target(statistics=statistics), reduce=of_target, own=work.fresh, dated=True)
+    target = Phase(
+        name="target", work=work.target(statistics=statistics), reduce=of_target, client_state=work.fresh, dated=True
+    )
 
     def init(z: Tree, key: Key, problem: Problem) -> State:
         _check_clients(options, cohort, problem)
@@ -132,24 +136,24 @@ def fact(options: FactOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
         clock = work.clock(rnd.index * options.epochs)
         shared = Message({"z": merged(state.model)}, clock)
-        found = rnd.map_reduce(source, shared=shared, cohort=rnd.invite(PAIR, role="source"))
-        g = found["g"]
+        result = rnd.map_reduce(source, shared=shared, cohort=rnd.invite(PAIR, role="source"))
+        g = result["g"]
         if options.tunes:
-            pair = Cohort(found.received, torch.zeros_like(found.received))
+            pair = Cohort(result.received, torch.zeros_like(result.received))
             after = work.clock((rnd.index + 1) * options.epochs)
-            found = rnd.map_reduce(tune, shared=Message({"g": g}, after), cohort=pair)
-        heads = heads_of(found)
+            result = rnd.map_reduce(tune, shared=Message({"g": g}, after), cohort=pair)
+        heads = heads_of(result)
         two = model(x=g, head=heads[0], second=heads[-1])
         if not options.idd:
             return State(two, None, math.inf), {}
         if len(heads) < PAIR:
             return state._replace(model=two), {"idd": math.nan}
         there = rnd.invite(options.targets or len(targets_of(rnd.problem)), role="target")
-        found = rnd.map_reduce(target, shared=Message({"z": two}, clock), cohort=there)
+        result = rnd.map_reduce(target, shared=Message({"z": two}, clock), cohort=there)
         nets = {p: net(two, p) for p in ("head", "second")}
         if statistics:
-            nets = {p: {**of, "b": found["statistics"][p]} for p, of in nets.items()}
-        two, idd = model(x=found["g"], **nets), float(found.config["idd"].mean())
+            nets = {p: {**of, "b": result["statistics"][p]} for p, of in nets.items()}
+        two, idd = model(x=result["g"], **nets), float(result.config["idd"].mean())
         if rnd.index >= options.burn_in and idd < state.idd and options.select == "idd":
             return State(two, two, idd), {"idd": idd}
         return state._replace(model=two), {"idd": idd}
@@ -179,16 +183,16 @@ def targets_of(problem: Problem) -> Tensor:
 
 def _check(cohort: CohortOptions) -> None:
     """Refuse other cohorts than pairs. Raises ConfigError."""
-    if cohort.invite != PAIR:
+    if cohort.size != PAIR:
         raise ConfigError(
-            f"cohort.invite={cohort.invite}: fact asks two source clients a round: set cohort.invite=2 (how many target clients "
+            f"cohort.size={cohort.size}: fact asks two source clients a round: set cohort.size=2 (how many target clients "
             f"is algorithm.targets)"
         )
-    if cohort.respond == 1:
+    if cohort.wait_for == 1:
         raise ConfigError(
-            "cohort.respond=1: fact needs the heads of two clients: set cohort.respond=all, or leave it out"
+            "cohort.wait_for=1: fact needs the heads of two clients: set cohort.wait_for=all, or leave it out"
         )
-    if cohort.respond == "siwer" and math.ceil(PAIR * cohort.response_high) < PAIR:
+    if cohort.wait_for == "siwer" and math.ceil(PAIR * cohort.response_high) < PAIR:
         raise ConfigError(
             f"cohort.response_high={cohort.response_high:g}: of two clients one would be heard in every round, and fact needs the "
             f"heads of both: raise it above 0.5"

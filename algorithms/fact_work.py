@@ -1,11 +1,12 @@
-"""What FACT's clients do: training on labels, fine-tuning of the head, and minimising two heads' discrepancy on unlabelled data.
+"""The work of FACT's clients: train on labels, fine-tune the head, minimise the discrepancy of two heads.
 
-A client keeps one optimiser, an SGD with momentum, and one clock between rounds: the epochs it has trained, fine-tuning left out,
-which its learning rate follows,
+The discrepancy is that of the heads on unlabelled data. A client keeps one optimiser between rounds, an SGD with
+momentum, and one clock. The clock counts the epochs it has trained, without those of fine-tuning. Its learning rate
+follows the clock:
 
     eta(e) = lr (1 + 10 e / (epochs rounds))^-0.75,    one step of the schedule an epoch.
 
-A net travels as what is learnt of it, "w", and its running statistics, "b".
+A net travels as its trained parameters, "w", and its running statistics, "b".
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedfleet.algorithms.options import Options
+from fedfleet.algorithms.options import AlgorithmOptions, LocalData
 from fedfleet.simulator.author import (
     BUFFERS,
-    At,
     Batch,
     BatchPlan,
     Key,
+    LocalLoop,
     LocalWork,
     Message,
     Ops,
-    Stage,
+    StepInfo,
     T,
     Tree,
     sgd,
@@ -36,7 +37,7 @@ from fedfleet.simulator.author import (
 SPAN, POWER = 10.0, -0.75  # of the schedule, which ends at 11^-0.75 = 0.17 where a client trains in all rounds
 
 
-class WorkOptions(Options):
+class WorkOptions(AlgorithmOptions):
     """How clients train."""
 
     epochs: int = Field(default=1, ge=1)
@@ -62,6 +63,10 @@ class WorkOptions(Options):
     finetune_epochs: int = Field(default=1, ge=0)
     """Passes over the local data for that; one in the released code, whatever ``epochs`` is. 0 is FACT-NF too."""
 
+    def local_data(self) -> LocalData:
+        """Return how much of its data a client takes at once."""
+        return self._batches(self.batch_size, epochs=self.epochs)
+
     @property
     def tunes(self) -> bool:
         """Say whether there is a second phase."""
@@ -82,8 +87,8 @@ def net(z: Tree, part: str) -> Tree:
 
 def model(**nets: Tree) -> Tree:
     """Return the model of which these nets are the parts."""
-    seen = {f"{part}.{n}": v for part, found in nets.items() for n, v in found["b"].items()}
-    return {part: found["w"] for part, found in nets.items()} | ({BUFFERS: seen} if seen else {})
+    seen = {f"{part}.{n}": v for part, result in nets.items() for n, v in result["b"].items()}
+    return {part: result["w"] for part, result in nets.items()} | ({BUFFERS: seen} if seen else {})
 
 
 class Training(NamedTuple):
@@ -127,12 +132,12 @@ class Work:
         return {"epochs": torch.zeros((), dtype=torch.float64), "momentum": momentum, "head": head}
 
     def _begin(
-        self, shared: Mapping[str, Any], own: Tree, z: Tree, trained: tuple[str, ...], *, anew: bool
+        self, shared: Mapping[str, Any], client_state: Tree, z: Tree, trained: tuple[str, ...], *, anew: bool
     ) -> Training:
         """Return a client that is about to train some parts, with momentum from before, or ``anew``."""
         none_yet = self._rule.init({p: z[p] for p in trained})
-        momentum = none_yet if anew or none_yet is None else {p: own["momentum"][p] for p in trained}
-        epochs = own["epochs"]
+        momentum = none_yet if anew or none_yet is None else {p: client_state["momentum"][p] for p in trained}
+        epochs = client_state["epochs"]
         if self._options.lr_clock == "global":
             epochs = torch.zeros_like(epochs) + shared["epochs"]
         return Training(z, momentum, epochs)
@@ -148,10 +153,10 @@ class Work:
         lr = self._options.rate(at.epochs, first).to(T.leaves(parts)[0].dtype)
         return at._replace(z={**at.z, **ops.step(objective, parts, lr, d_parts)}, momentum=momentum)
 
-    def _keep(self, own: Tree, at: Training, **more: Any) -> Tree:
+    def _keep(self, client_state: Tree, at: Training, **more: Any) -> Tree:
         """Return a client's state after its steps."""
-        found = at.momentum or {}
-        return {**own, "momentum": {p: found.get(p, own["momentum"][p]) for p in self._kept}, **more}
+        result = at.momentum or {}
+        return {**client_state, "momentum": {p: result.get(p, client_state["momentum"][p]) for p in self._kept}, **more}
 
     def _plan(self, epochs: int) -> BatchPlan:
         return BatchPlan(size=self._options.batch_size, epochs=epochs, stratified="spread")
@@ -160,37 +165,53 @@ class Work:
         """Return step 1: train generator and head on labels. Upload the generator; the head too where it is not tuned."""
         o, both = self._options, ("x", "head")
 
-        def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Training:
-            return self._begin(shared, own, shared["z"], both, anew=o.optimizer_state == "reset")
+        def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Training:
+            return self._begin(shared, client_state, shared["z"], both, anew=o.optimizer_state == "reset")
 
-        def step(ops: Ops, shared: Mapping[str, Any], local: Training, batch: Batch, at: At, key: Key) -> Training:
+        def step(
+            ops: Ops, shared: Mapping[str, Any], local: Training, batch: Batch, at: StepInfo, key: Key
+        ) -> Training:
             d, _ = ops.grad("train", local.z, batch, key)
             local = self._step(ops, "train", local, d, both, o.lr)
             return local._replace(epochs=local.epochs + at.epoch_end)
 
-        def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: Training) -> tuple[Message, Tree]:
+        def client_final(
+            shared: Mapping[str, Any], client_state: Tree, client_input: Tree, local: Training
+        ) -> tuple[Message, Tree]:
             g, head = (net(local.z, p) for p in both)
-            own = self._keep(own, local, epochs=local.epochs, head=head if o.tunes else None)
-            return Message({"g": g} if o.tunes else {"g": g, "head": head}), own
+            client_state = self._keep(client_state, local, epochs=local.epochs, head=head if o.tunes else None)
+            return Message({"g": g} if o.tunes else {"g": g, "head": head}), client_state
 
-        return LocalWork(begin=begin, stages=(Stage(step=step, batches=self._plan(o.epochs)),), finish=finish)
+        return LocalWork(
+            client_init=client_init,
+            loops=(LocalLoop(step=step, batches=self._plan(o.epochs)),),
+            client_final=client_final,
+        )
 
     def tuning(self) -> LocalWork:
         """Return step 2: train the head further, on the generator that both clients get. Upload it."""
         o, head = self._options, ("head",)
 
-        def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Training:
-            z = model(x=shared["g"], head=own["head"])
-            return self._begin(shared, own, z, head, anew=False)
+        def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Training:
+            z = model(x=shared["g"], head=client_state["head"])
+            return self._begin(shared, client_state, z, head, anew=False)
 
-        def step(ops: Ops, shared: Mapping[str, Any], local: Training, batch: Batch, at: At, key: Key) -> Training:
+        def step(
+            ops: Ops, shared: Mapping[str, Any], local: Training, batch: Batch, at: StepInfo, key: Key
+        ) -> Training:
             d, _ = ops.grad("train", local.z, batch, key, wrt=head)
             return self._step(ops, "train", local, d, head, o.lr)
 
-        def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: Training) -> tuple[Message, Tree]:
-            return Message({"head": net(local.z, "head")}), self._keep(own, local)
+        def client_final(
+            shared: Mapping[str, Any], client_state: Tree, client_input: Tree, local: Training
+        ) -> tuple[Message, Tree]:
+            return Message({"head": net(local.z, "head")}), self._keep(client_state, local)
 
-        return LocalWork(begin=begin, stages=(Stage(step=step, batches=self._plan(o.finetune_epochs)),), finish=finish)
+        return LocalWork(
+            client_init=client_init,
+            loops=(LocalLoop(step=step, batches=self._plan(o.finetune_epochs)),),
+            client_final=client_final,
+        )
 
     def target(self, *, statistics: bool) -> LocalWork:
         """Return step 3: bring two heads together by the generator alone. Upload it, and the heads' ``statistics``.
@@ -200,23 +221,33 @@ class Work:
         o, generator = self._options, ("x",)
         lr = o.lr if o.target_lr is None else o.target_lr
 
-        def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Minimising:
-            local = self._begin(shared, own, shared["z"], generator, anew=o.optimizer_state == "reset")
+        def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Minimising:
+            local = self._begin(shared, client_state, shared["z"], generator, anew=o.optimizer_state == "reset")
             none = torch.zeros_like(local.epochs)
             return Minimising(local, none, none, none.bool())
 
-        def step(ops: Ops, shared: Mapping[str, Any], so_far: Minimising, batch: Batch, at: At, key: Key) -> Minimising:
-            d, found = ops.grad("idd", so_far.training.z, batch, key)
+        def step(
+            ops: Ops, shared: Mapping[str, Any], so_far: Minimising, batch: Batch, at: StepInfo, key: Key
+        ) -> Minimising:
+            d, result = ops.grad("idd", so_far.training.z, batch, key)
             local = self._step(ops, "idd", so_far.training, d, generator, lr)
             total, batches = (torch.where(so_far.ended, 0.0, v) for v in (so_far.total, so_far.batches))
             local = local._replace(epochs=local.epochs + at.epoch_end)
-            return Minimising(local, total + found["loss"], batches + 1, at.epoch_end)
+            return Minimising(local, total + result["loss"], batches + 1, at.epoch_end)
 
-        def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, done: Minimising) -> tuple[Message, Tree]:
+        def client_final(
+            shared: Mapping[str, Any], client_state: Tree, client_input: Tree, done: Minimising
+        ) -> tuple[Message, Tree]:
             local = done.training
             send = {"g": net(local.z, "x")}
             if statistics:
                 send["statistics"] = {p: net(local.z, p)["b"] for p in ("head", "second")}
-            return Message(send, {"idd": done.total / done.batches}), self._keep(own, local, epochs=local.epochs)
+            return Message(send, {"idd": done.total / done.batches}), self._keep(
+                client_state, local, epochs=local.epochs
+            )
 
-        return LocalWork(begin=begin, stages=(Stage(step=step, batches=self._plan(o.epochs)),), finish=finish)
+        return LocalWork(
+            client_init=client_init,
+            loops=(LocalLoop(step=step, batches=self._plan(o.epochs)),),
+            client_final=client_final,
+        )

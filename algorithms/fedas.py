@@ -31,15 +31,15 @@ from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOpt
 from fedfleet.algorithms.prototypes import EVERYTHING, Moments, target
 from fedfleet.simulator.author import (
     Algorithm,
-    At,
     Batch,
     Key,
+    LocalLoop,
     LocalWork,
     Mean,
     Message,
     Ops,
     Phase,
-    Stage,
+    StepInfo,
     T,
     Task,
     Tree,
@@ -72,7 +72,7 @@ class _As(NamedTuple):
     optimizer: Any
     old: Moments
     information: Tensor
-    own: _Kept
+    client_state: _Kept
 
 
 def fedas(options: FedAsOptions, task: Task, cohort: CohortOptions) -> Algorithm:
@@ -80,33 +80,35 @@ def fedas(options: FedAsOptions, task: Task, cohort: CohortOptions) -> Algorithm
     at = cut(task, "head", "fedas", needs="aligned")
     rule = options.client_optimizer.build()
 
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _As:
-        z = at.whole(shared["z"], at.stays(own.z))
-        return _As(z, rule.init(z), Moments.none(at, z), torch.zeros_like(own.asked), own)
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> _As:
+        z = at.whole(shared["z"], at.stays(client_state.z))
+        return _As(z, rule.init(z), Moments.none(at, z), torch.zeros_like(client_state.asked), client_state)
 
-    def look(ops: Ops, shared: Mapping[str, Any], local: _As, batch: Batch, where: At, key: Key) -> _As:
-        return local._replace(old=local.old.plus(ops, local.own.z, batch))
+    def look(ops: Ops, shared: Mapping[str, Any], local: _As, batch: Batch, where: StepInfo, key: Key) -> _As:
+        return local._replace(old=local.old.plus(ops, local.client_state.z, batch))
 
-    def align(ops: Ops, shared: Mapping[str, Any], local: _As, batch: Batch, where: At, key: Key) -> _As:
+    def align(ops: Ops, shared: Mapping[str, Any], local: _As, batch: Batch, where: StepInfo, key: Key) -> _As:
         d = ops.grad("aligned", local.z, batch, key, ctx=target(local.old.means(), local.old.known))[0]
         turned = ops.step("train", local.z, shared["align_lr"], at.still(d, kept=True))
         # Of a new client not even statistics move, as they would at a rate of 0.
-        return local._replace(z=T.where(local.own.asked > 0, turned, local.z))
+        return local._replace(z=T.where(local.client_state.asked > 0, turned, local.z))
 
-    def train(ops: Ops, shared: Mapping[str, Any], local: _As, batch: Batch, where: At, key: Key) -> _As:
+    def train(ops: Ops, shared: Mapping[str, Any], local: _As, batch: Batch, where: StepInfo, key: Key) -> _As:
         d, after = rule.update(local.optimizer, ops.grad("train", local.z, batch, key)[0], local.z)
         return local._replace(z=ops.step("train", local.z, shared["lr"], d), optimizer=after)
 
-    def inform(ops: Ops, shared: Mapping[str, Any], local: _As, batch: Batch, where: At, key: Key) -> _As:
+    def inform(ops: Ops, shared: Mapping[str, Any], local: _As, batch: Batch, where: StepInfo, key: Key) -> _As:
         g = {"x": ops.grad("train", local.z, batch, key)[0]["x"]}
         return local._replace(information=local.information + T.dot(g, g))
 
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: _As) -> tuple[Message, Tree]:
+    def client_final(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, local: _As
+    ) -> tuple[Message, Tree]:
         weight = {"information": local.information.clamp(min=LEAST)}
-        return Message({"z": at.travels(local.z)}, weight), _Kept(local.z, torch.ones_like(own.asked))
+        return Message({"z": at.travels(local.z)}, weight), _Kept(local.z, torch.ones_like(client_state.asked))
 
-    def mine(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: _As) -> tuple[Message, Tree]:
-        return Message({"z": local.z}), own
+    def mine(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, local: _As) -> tuple[Message, Tree]:
+        return Message({"z": local.z}), client_state
 
     def fresh(shared: Mapping[str, Any]) -> Tree:
         z = at.whole(shared["z"], shared["initial"])
@@ -114,12 +116,12 @@ def fedas(options: FedAsOptions, task: Task, cohort: CohortOptions) -> Algorithm
 
     once = replace(options.plan(), steps=None, epochs=1)
     before = (
-        Stage(step=look, batches=EVERYTHING),
-        Stage(step=align, batches=replace(once, epochs=options.align_epochs)),
+        LocalLoop(step=look, batches=EVERYTHING),
+        LocalLoop(step=align, batches=replace(once, epochs=options.align_epochs)),
     )
-    stages = (*before, Stage(step=train, batches=options.plan()), Stage(step=inform, batches=once))
-    work = LocalWork(begin=begin, stages=stages, finish=finish, divisible=False)
-    phase = Phase(name="train", work=work, reduce={"z": Mean()}, weight="information", own=fresh, model="z")
+    stages = (*before, LocalLoop(step=train, batches=options.plan()), LocalLoop(step=inform, batches=once))
+    work = LocalWork(client_init=client_init, loops=stages, client_final=client_final, divisible=False)
+    phase = Phase(name="train", work=work, reduce={"z": Mean()}, weight="information", client_state=fresh, model="z")
 
-    own_model = LocalWork(begin=begin, stages=before, finish=mine)
+    own_model = LocalWork(client_init=client_init, loops=before, client_final=mine)
     return averaged(options, task, cohort, at, phase, own_model, {"align_lr": options.align_lr})

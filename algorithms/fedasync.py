@@ -24,7 +24,7 @@ from pydantic import Field, model_validator
 from fedfleet.algorithms.fedbuff import State
 from fedfleet.algorithms.local import gradient, held, local_training
 from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions, refuse_others
-from fedfleet.simulator.author import Algorithm, Key, Mean, Message, Phase, Problem, Round, T, Task, Tree, View
+from fedfleet.simulator.author import Algorithm, Buffer, Key, Mean, Message, Phase, Problem, Round, T, Task, Tree, View
 
 
 class FedAsyncOptions(LocalOptions):
@@ -56,11 +56,6 @@ class FedAsyncOptions(LocalOptions):
                 object.__setattr__(self, key, value)  # so that it stands in config.yaml
         return self
 
-    @property
-    def buffer(self) -> int:
-        """Answers a server step."""
-        return 1
-
     def share(self, tau: int) -> float:
         """Return alpha s(tau)."""
         match self:
@@ -77,6 +72,8 @@ def fedasync(options: FedAsyncOptions, task: Task, cohort: CohortOptions) -> Alg
     work = local_training(options.plan(), held if options.mu else gradient, options.client_optimizer.build())
     train = Phase(name="train", work=work, reduce={"z": Mean()})
 
+    buffer = Buffer(1, concurrency=options.concurrency, max_staleness=options.max_staleness)
+
     def init(z: Tree, key: Key, problem: Problem) -> State:
         return State(z, {})
 
@@ -86,16 +83,10 @@ def fedasync(options: FedAsyncOptions, task: Task, cohort: CohortOptions) -> Alg
         def message(v: int, z: Tree) -> Message:
             return Message(send={"z": z}, config={"lr": options.rates(v, task.parts), "mu": options.mu})
 
-        (came,) = rnd.buffered(
-            train,
-            messages={v: message(v, z) for v, z in versions.items()},
-            size=1,
-            concurrency=options.concurrency,
-            max_staleness=options.max_staleness,
-        )
+        (came,) = rnd.buffered(train, messages={v: message(v, z) for v, z in versions.items()}, buffer=buffer)
         share = options.share(came.staleness)
         z = T.axpy(share, T.sub(came.reduced["z"], state.z), state.z)
         kept = {v: versions[v] for v in sorted(rnd.versions())}
         return State(z, kept), {"staleness": float(came.staleness), "mixing": share}
 
-    return Algorithm(init, round, (train,), {"global": View(lambda state: state.z)}, asynchronous=True)
+    return Algorithm(init, round, (train,), {"global": View(lambda state: state.z)}, asynchronous=buffer)

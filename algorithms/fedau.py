@@ -11,6 +11,9 @@ The weight of an answer excludes the interval that it completes. Between answers
 first), m complete intervals by then, and c = floor((t - t' - 1) / K),
 
     omega = (t' + 1 + c K) / (m + c);   after an answer  m <- m + c + 1,  t' <- t
+
+Where hardly anybody is met twice, clients of a domain are counted together (``Tally``), which is not the paper's: invitations by
+answers of the domain before the exchange, 1 where there is no answer.
 """
 
 from __future__ import annotations
@@ -70,3 +73,37 @@ class Counts(NamedTuple):
         if cutoff is None:
             return torch.zeros_like(now)
         return ((now - self.last[at] - 1) // cutoff).clamp(min=0)  # -1 of who has answered in this round already
+
+
+class Tally(NamedTuple):
+    """Invitations and answers of each domain so far: (p,) int64, for the domains that were met."""
+
+    asked: Tensor
+    heard: Tensor
+
+    @staticmethod
+    def nothing() -> Tally:
+        """Return the tally before the first round."""
+        none = torch.zeros(0, dtype=torch.int64)
+        return Tally(none, none)
+
+    def weights(self, domains: Tensor) -> Tensor:
+        """Return omega (S,) of clients of these domains."""
+        none = torch.zeros(0, dtype=torch.int64)
+        asked, heard = (_more(n, none, int(domains.max()) + 1)[domains] for n in self)
+        return torch.where(heard > 0, asked.double() / heard.clamp(min=1), 1.0)
+
+    def invited(self, domains: Tensor) -> Tally:
+        """Return the tally after an invitation of clients of these domains."""
+        return self._replace(asked=_more(self.asked, domains))
+
+    def answered(self, domains: Tensor) -> Tally:
+        """Return the tally after answers of clients of these domains."""
+        return self._replace(heard=_more(self.heard, domains))
+
+
+def _more(counts: Tensor, domains: Tensor, least: int = 0) -> Tensor:
+    """Return counts (p,) with one more for each of some domains (S,), of at least so many domains."""
+    result = domains.bincount(minlength=max(len(counts), least))
+    result[: len(counts)] += counts
+    return result

@@ -100,7 +100,7 @@ def averaging(
         return State(z, optimizer.init(z))
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
-        mean = rnd.map_reduce(train, shared=message(state, rnd.index), cohort=rnd.invite(cohort.invite))["z"]
+        mean = rnd.map_reduce(train, shared=message(state, rnd.index), cohort=rnd.invite(cohort.size))["z"]
         if plain:
             return State(mean, state.server), {}
         d, moments = optimizer.update(state.server, T.sub(state.z, mean), state.z)

@@ -10,15 +10,16 @@ unavailability", NeurIPS 2024, Algorithm 1.
     x^{t+1}           the mean of the echoes of those heard, which keep it as their x_i
 
 A client needs the model after its round, not before: the server hands it back to those heard (``Round.hand_back``). The authors'
-code cuts the norm of the mean of (t - tau_i) G_i, which the method as described does not: ``clip``. Then a client sends x_i and
-its change apart. The longer a client was away, the longer its step: ``max_echo`` bounds it.
+code cuts the norm of the mean of (t - tau_i) G_i, which the method as described does not: ``clip``. It evaluates the mean of all
+x_i: ``evaluate``. For either a client sends x_i and its change apart, so that the server knows by how much that mean moves. The
+longer a client was away, the longer its step: ``max_echo`` bounds it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -49,14 +50,17 @@ class FedAweOptions(LocalOptions):
     """The largest t - tau_i that counts; null: any."""
     clip: float | None = Field(default=None, gt=0)
     """The largest norm of the mean change, 0.5 in the authors' code; null: any, as in the paper."""
+    evaluate: Literal["server", "clients"] = "server"
+    """server: the server's model; clients: the mean of all clients' models, as the authors' code. It takes a second model up."""
     client_optimizer: ClientOptimizer = ClientOptimizer()
 
 
 class State(NamedTuple):
-    """The model, and the initial one, which clients begin at whenever they are first heard."""
+    """The model; the initial one, which clients begin at whenever they are first heard; the mean of all clients', if evaluated."""
 
     z: Tree
     first: Tree
+    mean: Tree = None
 
 
 def _kept(shared: Mapping[str, Any]) -> Tree:
@@ -72,38 +76,51 @@ def _new(shared: Mapping[str, Any]) -> Tree:
 
 def fedawe(options: FedAweOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build FedAWE."""
+    of_clients = options.evaluate == "clients"
+    apart = options.clip is not None or of_clients
 
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: Local) -> tuple[Message, Tree]:
-        missed = shared["t"] - own["last"]
+    def client_final(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, local: Local
+    ) -> tuple[Message, Tree]:
+        missed = shared["t"] - client_state["last"]
         if options.max_echo is not None:
             missed = missed.clamp(max=options.max_echo)
-        change = T.scale(options.global_lr * missed, T.sub(local.z, own["z"]))
-        if options.clip is None:
-            return Message(send={"z": T.add(own["z"], change)}), own
-        return Message(send={"z": own["z"], "dz": change}), own
+        change = T.scale(options.global_lr * missed, T.sub(local.z, client_state["z"]))
+        if not apart:
+            return Message(send={"z": T.add(client_state["z"], change)}), client_state
+        return Message(send={"z": client_state["z"], "dz": change}), client_state
 
-    work = local_training(options.plan(), gradient, options.client_optimizer.build(), finish)
-    begin = work.begin
+    work = local_training(options.plan(), gradient, options.client_optimizer.build(), client_final)
+    client_init = work.client_init
 
-    def from_own(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Tree:
-        return begin({**shared, "z": own["z"]}, own, inbox, key)
+    def from_own(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Tree:
+        return client_init({**shared, "z": client_state["z"]}, client_state, client_input, key)
 
-    slots = {"z": Mean()} if options.clip is None else {"z": Mean(), "dz": Mean()}
-    train = Phase(name="train", work=replace(work, begin=from_own), reduce=slots, own=_new)
+    slots = {"z": Mean(), "dz": Mean()} if apart else {"z": Mean()}
+    train = Phase(name="train", work=replace(work, client_init=from_own), reduce=slots, client_state=_new)
 
     def init(z: Tree, key: Key, problem: Problem) -> State:
-        return State(z, z)
+        return State(z, z, z if of_clients else None)
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
         config = {"lr": options.rates(rnd.index, task.parts), "t": float(rnd.index)}
-        found = rnd.map_reduce(
-            train, shared=Message(config=config, known={"z": state.first}), cohort=rnd.invite(cohort.invite)
+        result = rnd.map_reduce(
+            train, shared=Message(config=config, known={"z": state.first}), cohort=rnd.invite(cohort.size)
         )
-        z = found["z"]
-        if options.clip is not None:
-            size = float(T.norm(found["dz"])) / options.global_lr
-            z = T.axpy(min(1.0, options.clip / size) if size else 1.0, found["dz"], z)
-        rnd.hand_back(train, found, shared=Message({"z": z}, {"t": float(rnd.index)}), own=_kept)
-        return State(z, state.first), {}
+        z = T.axpy(_cut(options, result["dz"]), result["dz"], result["z"]) if apart else result["z"]
+        rnd.hand_back(train, result, shared=Message({"z": z}, {"t": float(rnd.index)}), client_state=_kept)
+        if not of_clients:
+            return State(z, state.first), {}
+        share = len(result.received) / rnd.problem.clients
+        return State(z, state.first, T.axpy(share, T.sub(z, result["z"]), state.mean)), {}
 
-    return Algorithm(init, round, (train,), {"global": View(lambda state: state.z)})
+    view = View(lambda state: state.mean if of_clients else state.z)
+    return Algorithm(init, round, (train,), {"global": view})
+
+
+def _cut(options: FedAweOptions, change: Tree) -> float:
+    """Return by what the mean change is multiplied so that its norm, without eta_g, is at most ``clip``."""
+    if options.clip is None:
+        return 1.0
+    size = float(T.norm(change)) / options.global_lr
+    return min(1.0, options.clip / size) if size else 1.0

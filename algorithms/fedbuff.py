@@ -24,7 +24,7 @@ from pydantic import Field
 
 from fedfleet.algorithms.local import local_training, send_change
 from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions
-from fedfleet.simulator.author import Algorithm, Key, Message, Phase, Problem, Round, T, Task, Total, Tree, View
+from fedfleet.simulator.author import Algorithm, Buffer, Key, Message, Phase, Problem, Round, T, Task, Total, Tree, View
 
 
 class FedBuffOptions(LocalOptions):
@@ -53,8 +53,10 @@ class State(NamedTuple):
 def fedbuff(options: FedBuffOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build FedBuff."""
 
-    work = local_training(options.plan(), optimizer=options.client_optimizer.build(), finish=send_change)
+    work = local_training(options.plan(), optimizer=options.client_optimizer.build(), client_final=send_change)
     train = Phase(name="train", work=work, reduce={"dz": Total()})
+
+    buffer = Buffer(options.buffer, concurrency=options.concurrency, max_staleness=options.max_staleness)
 
     def init(z: Tree, key: Key, problem: Problem) -> State:
         return State(z, {})
@@ -62,20 +64,14 @@ def fedbuff(options: FedBuffOptions, task: Task, cohort: CohortOptions) -> Algor
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
         versions = {**state.versions, rnd.index: state.z}
         messages = {v: Message(send={"z": z}, config={"lr": options.rates(v, task.parts)}) for v, z in versions.items()}
-        found = rnd.buffered(
-            train,
-            messages=messages,
-            size=options.buffer,
-            concurrency=options.concurrency,
-            max_staleness=options.max_staleness,
-        )
+        result = rnd.buffered(train, messages=messages, buffer=buffer)
         z = state.z
-        for staleness, reduced in found:
+        for staleness, reduced in result:
             weight = options.global_lr * (1 + staleness) ** -options.staleness_exponent / options.buffer
             z = T.axpy(weight, reduced["dz"], z)
-        answers = {b.staleness: len(b.reduced.received) for b in found}
+        answers = {b.staleness: len(b.reduced.received) for b in result}
         mean = sum(s * n for s, n in answers.items()) / sum(answers.values())
         kept = {v: versions[v] for v in sorted(rnd.versions())}
         return State(z, kept), {"staleness_mean": mean, "staleness_max": float(max(answers))}
 
-    return Algorithm(init, round, (train,), {"global": View(lambda state: state.z)}, asynchronous=True)
+    return Algorithm(init, round, (train,), {"global": View(lambda state: state.z)}, asynchronous=buffer)

@@ -1,7 +1,7 @@
 """FedGA: clients on whose own examples averaging does harm count for more in the mean of the next round.
 
-Zhang, Xu, Yao & Wang, "Federated domain generalization with generalization adjustment", CVPR 2023, Algorithm 1. A round has two
-exchanges, with the same clients:
+Zhang, Xu, Yao, Zhang, Tian & Wang, "Federated domain generalization with generalization adjustment", CVPR 2023,
+Algorithm 1. A round has two exchanges, with the same clients:
 
     1    local training; each client measures its model on examples that it has not learnt from, F_u(theta_u)
     2    it measures the new mean on them, F_u(theta_g); the gap is G_u = F_u(theta_g) - F_u(theta_u), and
@@ -32,10 +32,10 @@ from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOpt
 from fedfleet.algorithms.prototypes import EVERYTHING
 from fedfleet.simulator.author import (
     Algorithm,
-    At,
     Batch,
     Cohort,
     Key,
+    LocalLoop,
     LocalWork,
     Mean,
     Message,
@@ -44,7 +44,7 @@ from fedfleet.simulator.author import (
     Problem,
     Reduced,
     Round,
-    Stage,
+    StepInfo,
     T,
     Task,
     Tree,
@@ -103,40 +103,50 @@ def fedga(options: FedGaOptions, task: Task, cohort: CohortOptions) -> Algorithm
     """Build FedGA."""
     rule = options.client_optimizer.build()
 
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _Measured:
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> _Measured:
         nothing = zero(shared, key)
-        return _Measured(Local(shared["z"], rule.init(shared["z"]), own), nothing, nothing)
+        return _Measured(Local(shared["z"], rule.init(shared["z"]), client_state), nothing, nothing)
 
-    def step(ops: Ops, shared: Mapping[str, Any], at_work: _Measured, batch: Batch, at: At, key: Key) -> _Measured:
+    def step(
+        ops: Ops, shared: Mapping[str, Any], at_work: _Measured, batch: Batch, at: StepInfo, key: Key
+    ) -> _Measured:
         local = at_work.local
         d, after = rule.update(local.optimizer, gradient(ops, shared, local, batch, at, key), local.z)
-        return at_work._replace(local=Local(ops.step("train", local.z, shared["lr"], d), after, local.own))
+        return at_work._replace(local=Local(ops.step("train", local.z, shared["lr"], d), after, local.client_state))
 
-    def measure(ops: Ops, shared: Mapping[str, Any], at_work: _Measured, batch: Batch, at: At, key: Key) -> _Measured:
+    def measure(
+        ops: Ops, shared: Mapping[str, Any], at_work: _Measured, batch: Batch, at: StepInfo, key: Key
+    ) -> _Measured:
         each, n = ops.apply("per_example", at_work.local.z, batch)[options.gap], batch.count()
         return at_work._replace(total=at_work.total + batch.mean(each) * n, number=at_work.number + n)
 
-    def send(shared: Mapping[str, Any], own: Tree, inbox: Tree, at_work: _Measured) -> tuple[Message, Tree]:
-        told = {"share": inbox.clamp(min=LEAST), "measured": at_work.mean()}
-        return Message({"z": at_work.local.z}, told), own
+    def send(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, at_work: _Measured
+    ) -> tuple[Message, Tree]:
+        told = {"share": client_input.clamp(min=LEAST), "measured": at_work.mean()}
+        return Message({"z": at_work.local.z}, told), client_state
 
-    def tell(shared: Mapping[str, Any], own: Tree, inbox: Tree, at_work: _Measured) -> tuple[Message, Tree]:
-        return Message({}, {"measured": at_work.mean()}), own
+    def tell(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, at_work: _Measured
+    ) -> tuple[Message, Tree]:
+        return Message({}, {"measured": at_work.mean()}), client_state
 
-    apart = Stage(step=measure, batches=replace(EVERYTHING, held_out=True))
-    training = LocalWork(begin=begin, stages=(Stage(step=step, batches=options.plan()), apart), finish=send)
+    apart = LocalLoop(step=measure, batches=replace(EVERYTHING, held_out=True))
+    training = LocalWork(
+        client_init=client_init, loops=(LocalLoop(step=step, batches=options.plan()), apart), client_final=send
+    )
     train = Phase(name="train", work=training, reduce={"z": Mean()}, weight="share", model="z", dated=True)
-    measuring = LocalWork(begin=begin, stages=(apart,), finish=tell, divisible=False)
+    measuring = LocalWork(client_init=client_init, loops=(apart,), client_final=tell, divisible=False)
     after = Phase(name="after", work=measuring, reduce={}, dated=True)
 
     def init(z: Tree, key: Key, problem: Problem) -> State:
         return State(z, torch.full((problem.clients,), 1 / problem.clients, dtype=torch.float64))
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
-        invited = rnd.invite(cohort.invite)
+        invited = rnd.invite(cohort.size)
         shares = state.shares[invited.clients].to(T.leaves(state.z)[0].dtype)
         shared = Message({"z": state.z}, {"lr": options.rates(rnd.index, task.parts)})
-        trained = rnd.map_reduce(train, shared=shared, cohort=invited, inbox=shares)
+        trained = rnd.map_reduce(train, shared=shared, cohort=invited, client_input=shares)
         heard = Cohort(trained.received, torch.zeros_like(trained.received))
         measured = rnd.map_reduce(after, shared=Message({"z": trained["z"]}), cohort=heard)
         who, gaps = _gaps(trained, measured)

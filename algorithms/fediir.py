@@ -1,7 +1,7 @@
 """FedIIR: clients whose classifiers would be moved alike, so that what is learnt holds wherever the data come from.
 
-Guo, Guo & Tang, "Out-of-distribution generalization of federated learning via implicit invariant relationships", ICML 2023,
-Algorithm 1, with two exchanges a round:
+Guo, Guo, Cao, Wu & Chang, "Out-of-distribution generalization of federated learning via implicit invariant relationships", ICML
+2023, Algorithm 1, with two exchanges a round:
 
     1    grad_cls F_u(theta; b) at the model that is sent, summed over a client's batches b; the server's running mean of them is
          g <- ema g + (1 - ema) mean over all batches of all clients
@@ -29,9 +29,9 @@ from fedfleet.algorithms.local import Local, local_training
 from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions
 from fedfleet.simulator.author import (
     Algorithm,
-    At,
     Batch,
     Key,
+    LocalLoop,
     LocalWork,
     Mean,
     Message,
@@ -39,7 +39,7 @@ from fedfleet.simulator.author import (
     Phase,
     Problem,
     Round,
-    Stage,
+    StepInfo,
     T,
     Task,
     Total,
@@ -76,22 +76,26 @@ def fediir(options: FedIirOptions, task: Task, cohort: CohortOptions) -> Algorit
     """Build FedIIR."""
     head = cut(task, "head", "fediir", needs="invariant")
 
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _Sum:
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> _Sum:
         at_head = head.stays(shared["z"])["x"]
         return _Sum(T.zeros_like(at_head), torch.zeros((), device=key.device))
 
-    def look(ops: Ops, shared: Mapping[str, Any], found: _Sum, batch: Batch, at: At, key: Key) -> _Sum:
+    def look(ops: Ops, shared: Mapping[str, Any], result: _Sum, batch: Batch, at: StepInfo, key: Key) -> _Sum:
         d = ops.grad("train", shared["z"], batch, key)[0]
-        return _Sum(T.add(found.gradient, head.stays(d)["x"]), found.batches + 1)
+        return _Sum(T.add(result.gradient, head.stays(d)["x"]), result.batches + 1)
 
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, found: _Sum) -> tuple[Message, Tree]:
-        return Message({"gradient": found.gradient, "batches": found.batches}), own
+    def client_final(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, result: _Sum
+    ) -> tuple[Message, Tree]:
+        return Message({"gradient": result.gradient, "batches": result.batches}), client_state
 
     plan = replace(options.plan(), steps=None, epochs=1)
-    looking = LocalWork(begin=begin, stages=(Stage(step=look, batches=plan),), finish=finish, divisible=False)
+    looking = LocalWork(
+        client_init=client_init, loops=(LocalLoop(step=look, batches=plan),), client_final=client_final, divisible=False
+    )
     collect = Phase(name="collect", work=looking, reduce={"gradient": Total(), "batches": Total()})
 
-    def direction(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
+    def direction(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: StepInfo, key: Key) -> Tree:
         ctx = {"mean": shared["mean"], "penalty": shared["penalty"]}
         return ops.grad("invariant", local.z, batch, key, ctx=ctx)[0]
 
@@ -102,9 +106,9 @@ def fediir(options: FedIirOptions, task: Task, cohort: CohortOptions) -> Algorit
         return State(z, T.zeros_like(head.stays(z)["x"]))
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
-        invited = rnd.invite(cohort.invite)
-        found = rnd.map_reduce(collect, shared=Message({"z": state.z}), cohort=invited)
-        now = T.scale(1 / float(found["batches"]), found["gradient"])
+        invited = rnd.invite(cohort.size)
+        result = rnd.map_reduce(collect, shared=Message({"z": state.z}), cohort=invited)
+        now = T.scale(1 / float(result["batches"]), result["gradient"])
         mean = T.axpy(1 - options.ema, now, T.scale(options.ema, state.mean))
         config = {"lr": options.rates(rnd.index, task.parts), "penalty": options.penalty}
         shared = Message({"z": state.z, "mean": mean}, config)

@@ -31,7 +31,6 @@ from fedfleet.algorithms.local import Local, held, local_training
 from fedfleet.algorithms.options import CohortOptions, Options, refuse_others
 from fedfleet.simulator.author import (
     Algorithm,
-    At,
     Batch,
     Key,
     Mean,
@@ -40,6 +39,7 @@ from fedfleet.simulator.author import (
     Phase,
     Problem,
     Round,
+    StepInfo,
     T,
     Task,
     Tree,
@@ -95,28 +95,30 @@ class State(NamedTuple):
     dual: Tree
 
 
-def pulled(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
+def pulled(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: StepInfo, key: Key) -> Tree:
     """Return the direction of the augmented Lagrangian."""
-    return T.add(held(ops, shared, local, batch, at, key), local.own)
+    return T.add(held(ops, shared, local, batch, at, key), local.client_state)
 
 
-def send_and_renew(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: Local) -> tuple[Message, Tree]:
+def send_and_renew(
+    shared: Mapping[str, Any], client_state: Tree, client_input: Tree, local: Local
+) -> tuple[Message, Tree]:
     """Upload the final point, and move the client's duals by how far it is from the one that was sent."""
-    return Message(send={"z": local.z}), T.axpy(shared["mu"], T.sub(local.z, shared["z"]), own)
+    return Message(send={"z": local.z}), T.axpy(shared["mu"], T.sub(local.z, shared["z"]), client_state)
 
 
 def fedmm(options: FedMmOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build FedMM."""
     mu = options.mu(task.parts)
-    work = local_training(options.plan(), pulled, finish=send_and_renew)
-    train = Phase(name="train", work=work, reduce={"z": Mean()}, own=no_control)
+    work = local_training(options.plan(), pulled, client_final=send_and_renew)
+    train = Phase(name="train", work=work, reduce={"z": Mean()}, client_state=no_control)
 
     def init(z: Tree, key: Key, problem: Problem) -> State:
         return State(z, T.zeros_like(z))
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
         shared = Message({"z": state.z}, {"lr": options.rates(rnd.index, task.parts), "mu": mu})
-        heard = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.invite))
+        heard = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.size))
         mean, share = heard["z"], len(heard.received) / rnd.problem.clients
         dual = T.axpy({p: share * weight for p, weight in mu.items()}, T.sub(mean, state.z), state.dual)
         z = task.objectives["train"].step(mean, T.neg(options.reach(rnd.index, task.parts)), dual)

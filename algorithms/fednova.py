@@ -30,10 +30,10 @@ from fedfleet.algorithms.options import CohortOptions, LocalOptions
 from fedfleet.algorithms.participation import Correction, correcting
 from fedfleet.simulator.author import (
     Algorithm,
-    At,
     Batch,
     BatchPlan,
     Key,
+    LocalLoop,
     LocalWork,
     Mean,
     Message,
@@ -41,7 +41,7 @@ from fedfleet.simulator.author import (
     Phase,
     Problem,
     Round,
-    Stage,
+    StepInfo,
     T,
     Task,
     Tree,
@@ -81,11 +81,11 @@ class _Path(NamedTuple):
 
 
 def _local(plan: BatchPlan, options: FedNovaOptions) -> LocalWork:
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _Path:
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> _Path:
         none = zero(shared, key)
         return _Path(shared["z"], T.zeros_like(shared["z"]), none, none, none)
 
-    def step(ops: Ops, shared: Mapping[str, Any], at: _Path, batch: Batch, where: At, key: Key) -> _Path:
+    def step(ops: Ops, shared: Mapping[str, Any], at: _Path, batch: Batch, where: StepInfo, key: Key) -> _Path:
         d = ops.grad("train", at.z, batch, key)[0]
         pull = 0.0
         if options.mu:
@@ -94,11 +94,13 @@ def _local(plan: BatchPlan, options: FedNovaOptions) -> LocalWork:
         speed = options.momentum * at.speed + 1 - pull * at.norm  # as v, of gradients that are all 1
         return _Path(ops.step("train", at.z, shared["lr"], v), v, at.norm + speed, speed, at.steps + 1)
 
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, at: _Path) -> tuple[Message, Tree]:
+    def client_final(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, at: _Path
+    ) -> tuple[Message, Tree]:
         d = T.scale(1 / at.norm, T.sub(at.z, shared["z"]))
-        return Message(send={"d": d, "tau": at.steps if options.mu else at.norm}), own
+        return Message(send={"d": d, "tau": at.steps if options.mu else at.norm}), client_state
 
-    return LocalWork(begin=begin, stages=(Stage(step=step, batches=plan),), finish=finish)
+    return LocalWork(client_init=client_init, loops=(LocalLoop(step=step, batches=plan),), client_final=client_final)
 
 
 def fednova(options: FedNovaOptions, task: Task, cohort: CohortOptions) -> Algorithm:
@@ -111,9 +113,9 @@ def fednova(options: FedNovaOptions, task: Task, cohort: CohortOptions) -> Algor
 
     def round(z: Tree, rnd: Round) -> tuple[Tree, dict[str, float]]:
         shared = Message(send={"z": z}, config={"lr": options.rates(rnd.index, task.parts)})
-        found = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.invite))
-        tau = float(found["tau"])
-        return T.axpy(tau, found["d"], z), {"tau_eff": tau}
+        result = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.size))
+        tau = float(result["tau"])
+        return T.axpy(tau, result["d"], z), {"tau_eff": tau}
 
     made = Algorithm(init, round, (train,), {"global": View(lambda z: z)}, minimises=True)
     return correcting(options.correction, made, "train", "d")

@@ -37,10 +37,11 @@ from fedfleet.algorithms.prototypes import EVERYTHING, Moments, target
 from fedfleet.algorithms.simplex_qp import least_quadratic
 from fedfleet.simulator.author import (
     Algorithm,
-    At,
     Batch,
     Cohort,
+    CollectUploads,
     Key,
+    LocalLoop,
     LocalWork,
     Mean,
     Message,
@@ -49,8 +50,7 @@ from fedfleet.simulator.author import (
     Phase,
     Problem,
     Round,
-    Stage,
-    Store,
+    StepInfo,
     T,
     Task,
     Total,
@@ -101,45 +101,60 @@ def fedpac(options: FedPacOptions, task: Task, cohort: CohortOptions) -> Algorit
     at = cut(task, "head", "fedpac", needs="near")
     rule = options.client_optimizer.build()
 
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _Pac:
-        z = at.whole(shared["z"], own)
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> _Pac:
+        z = at.whole(shared["z"], client_state)
         return _Pac(z, rule.init(z), Moments.none(at, z), Moments.none(at, z))
 
-    def look_before(ops: Ops, shared: Mapping[str, Any], pac: _Pac, batch: Batch, where: At, key: Key) -> _Pac:
+    def look_before(ops: Ops, shared: Mapping[str, Any], pac: _Pac, batch: Batch, where: StepInfo, key: Key) -> _Pac:
         return pac._replace(before=pac.before.plus(ops, pac.z, batch))
 
-    def look_after(ops: Ops, shared: Mapping[str, Any], pac: _Pac, batch: Batch, where: At, key: Key) -> _Pac:
+    def look_after(ops: Ops, shared: Mapping[str, Any], pac: _Pac, batch: Batch, where: StepInfo, key: Key) -> _Pac:
         return pac._replace(after=pac.after.plus(ops, pac.z, batch))
 
-    def fit_head(ops: Ops, shared: Mapping[str, Any], pac: _Pac, batch: Batch, where: At, key: Key) -> _Pac:
+    def fit_head(ops: Ops, shared: Mapping[str, Any], pac: _Pac, batch: Batch, where: StepInfo, key: Key) -> _Pac:
         return _moved(ops, shared, pac, ops.grad("train", pac.z, batch, key)[0], where, kept=False)
 
-    def fit_body(ops: Ops, shared: Mapping[str, Any], pac: _Pac, batch: Batch, where: At, key: Key) -> _Pac:
+    def fit_body(ops: Ops, shared: Mapping[str, Any], pac: _Pac, batch: Batch, where: StepInfo, key: Key) -> _Pac:
         ctx = target(shared["prototypes"], shared["known"], shared["pull"])
         return _moved(ops, shared, pac, ops.grad("near", pac.z, batch, key, ctx=ctx)[0], where, kept=True)
 
-    def _moved(ops: Ops, shared: Mapping[str, Any], pac: _Pac, d: Tree, where: At, *, kept: bool) -> _Pac:
+    def _moved(ops: Ops, shared: Mapping[str, Any], pac: _Pac, d: Tree, where: StepInfo, *, kept: bool) -> _Pac:
         before = rule.init(pac.z) if where.k == 0 else pac.optimizer
         d, after = rule.update(before, at.still(d, kept=kept), pac.z)
         return pac._replace(z=ops.step("train", pac.z, shared["lr"], at.still(d, kept=kept)), optimizer=after)
 
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, pac: _Pac) -> tuple[Message, Tree]:
+    def client_final(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, pac: _Pac
+    ) -> tuple[Message, Tree]:
         head = at.stays(pac.z)
         h, v = statistics(pac.before)
         features = {"prototypes": pac.after.means(), "known": pac.after.known.to(torch.int32)}  # a count: see below
         return Message({"z": at.travels(pac.z), "head": head, "h": h, "v": v, **features}), head
 
     stages = (
-        Stage(step=look_before, batches=EVERYTHING),
-        Stage(step=fit_head, batches=options.head_plan()),
-        Stage(step=fit_body, batches=options.plan()),
-        Stage(step=look_after, batches=EVERYTHING),
+        LocalLoop(step=look_before, batches=EVERYTHING),
+        LocalLoop(step=fit_head, batches=options.head_plan()),
+        LocalLoop(step=fit_body, batches=options.plan()),
+        LocalLoop(step=look_after, batches=EVERYTHING),
     )
-    work = LocalWork(begin=begin, stages=stages, finish=finish, divisible=False)
-    reduce = {"z": Mean(), "head": Store(), "h": Store(), "v": Store(), "prototypes": Total(), "known": Total()}
-    train = Phase(name="train", work=work, reduce=reduce, weight=options.weight, own=initial, model="z", dated=True)
+    work = LocalWork(client_init=client_init, loops=stages, client_final=client_final, divisible=False)
+    reduce = {
+        "z": Mean(),
+        "head": CollectUploads(),
+        "h": CollectUploads(),
+        "v": CollectUploads(),
+        "prototypes": Total(),
+        "known": Total(),
+    }
+    train = Phase(
+        name="train", work=work, reduce=reduce, weight=options.weight, client_state=initial, model="z", dated=True
+    )
     receive = Phase(
-        name="heads", work=LocalWork(begin=_given, stages=(), finish=_kept), reduce={}, own=initial, dated=True
+        name="heads",
+        work=LocalWork(client_init=_given, loops=(), client_final=_kept),
+        reduce={},
+        client_state=initial,
+        dated=True,
     )
 
     def message(state: State, t: int) -> Message:
@@ -151,15 +166,15 @@ def fedpac(options: FedPacOptions, task: Task, cohort: CohortOptions) -> Algorit
         return State(at.travels(z), at.stays(z), empty.features, empty.counts)
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
-        found = rnd.map_reduce(train, shared=message(state, rnd.index), cohort=rnd.invite(cohort.invite))
-        weights = mixtures(found["h"].gram(), T.leaves(found["v"].stacked())[0].double(), options.drop)
-        heads = T.map(lambda leaf: torch.tensordot(weights.to(leaf.dtype), leaf, 1), found["head"].stacked())
-        heard = Cohort(found.received, torch.zeros_like(found.received))
-        rnd.map_reduce(receive, shared=Message({}, {}, {"initial": state.initial}), cohort=heard, inbox=heads)
+        result = rnd.map_reduce(train, shared=message(state, rnd.index), cohort=rnd.invite(cohort.size))
+        weights = mixtures(result["h"].gram(), T.leaves(result["v"].stacked())[0].double(), options.drop)
+        heads = T.map(lambda leaf: torch.tensordot(weights.to(leaf.dtype), leaf, 1), result["head"].stacked())
+        heard = Cohort(result.received, torch.zeros_like(result.received))
+        rnd.map_reduce(receive, shared=Message({}, {}, {"initial": state.initial}), cohort=heard, client_input=heads)
         # Who forges what is divided and what it is divided by forges nothing; whole numbers are told truly.
-        count = found["known"].to(state.known.dtype)
-        common = torch.where(count[:, None] > 0, found["prototypes"] / count.clamp(min=1)[:, None], state.prototypes)
-        new = State(found["z"], state.initial, common, torch.maximum(state.known, (count > 0).to(count.dtype)))
+        count = result["known"].to(state.known.dtype)
+        common = torch.where(count[:, None] > 0, result["prototypes"] / count.clamp(min=1)[:, None], state.prototypes)
+        new = State(result["z"], state.initial, common, torch.maximum(state.known, (count > 0).to(count.dtype)))
         return new, {"own_head": float(weights.diagonal().mean())}
 
     return Algorithm(
@@ -170,7 +185,7 @@ def fedpac(options: FedPacOptions, task: Task, cohort: CohortOptions) -> Algorit
         minimises=True,
         same_cohort=True,
         buffers=True,
-        personal=Personal(message, LocalWork(begin=begin, stages=(), finish=_whole), initial),
+        personal=Personal(message, LocalWork(client_init=client_init, loops=(), client_final=_whole), initial),
     )
 
 
@@ -181,13 +196,13 @@ def statistics(seen: Moments) -> tuple[Tensor, Tensor]:
     return h, (seen.squares.sum() / n - h.square().sum()) / n
 
 
-def _whole(shared: Mapping[str, Any], own: Tree, inbox: Tree, pac: _Pac) -> tuple[Message, Tree]:
-    return Message({"z": pac.z}), own
+def _whole(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, pac: _Pac) -> tuple[Message, Tree]:
+    return Message({"z": pac.z}), client_state
 
 
-def _given(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Tree:
-    return inbox
+def _given(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Tree:
+    return client_input
 
 
-def _kept(shared: Mapping[str, Any], own: Tree, inbox: Tree, head: Tree) -> tuple[Message, Tree]:
+def _kept(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, head: Tree) -> tuple[Message, Tree]:
     return Message({}), head

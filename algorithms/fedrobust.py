@@ -27,15 +27,15 @@ from fedfleet.algorithms.local_sgda import averaged
 from fedfleet.algorithms.options import CohortOptions, LocalOptions, refuse_others
 from fedfleet.simulator.author import (
     Algorithm,
-    At,
     Batch,
     BatchPlan,
     ConfigError,
     Key,
+    LocalLoop,
     LocalWork,
     Message,
     Ops,
-    Stage,
+    StepInfo,
     T,
     Task,
     Tree,
@@ -62,27 +62,29 @@ class FedRobustOptions(LocalOptions):
 
     def rates(self, t: int, parts: tuple[str, ...]) -> dict[str, float]:
         """Return the learning rates of round t, one a part of what clients step."""
-        found = super().rates(t, parts)
+        result = super().rates(t, parts)
         if self.adversary == "affine":
-            found["shift"] = (self.lr if self.shift_lr is None else self.shift_lr) * self.lr_schedule.at(t)
-        return found
+            result["shift"] = (self.lr if self.shift_lr is None else self.shift_lr) * self.lr_schedule.at(t)
+        return result
 
 
 def affine(plan: BatchPlan, penalty: float) -> LocalWork:
     """Step the model and the shift at once; send the model alone."""
 
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Tree:
-        return {**shared["z"], **own}
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Tree:
+        return {**shared["z"], **client_state}
 
-    def step(ops: Ops, shared: Mapping[str, Any], z: Tree, batch: Batch, at: At, key: Key) -> Tree:
+    def step(ops: Ops, shared: Mapping[str, Any], z: Tree, batch: Batch, at: StepInfo, key: Key) -> Tree:
         d, _ = ops.grad("shifted", z, batch, key)
         none = {"scale": torch.ones_like(z["shift"]["scale"]), "offset": torch.zeros_like(z["shift"]["offset"])}
         return ops.step("shifted", z, shared["lr"], proximal(d, z, {"shift": none}, 2 * penalty))
 
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, z: Tree) -> tuple[Message, Tree]:
+    def client_final(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, z: Tree
+    ) -> tuple[Message, Tree]:
         return Message(send={"z": {p: z[p] for p in shared["z"]}}), {"shift": z["shift"]}
 
-    return LocalWork(begin=begin, stages=(Stage(step=step, batches=plan),), finish=finish)
+    return LocalWork(client_init=client_init, loops=(LocalLoop(step=step, batches=plan),), client_final=client_final)
 
 
 def fedrobust(options: FedRobustOptions, task: Task, cohort: CohortOptions) -> Algorithm:
@@ -96,9 +98,9 @@ def fedrobust(options: FedRobustOptions, task: Task, cohort: CohortOptions) -> A
             f"task.name=classification or domain_adaptation, or adversary=shared"
         )
 
-    def own(shared: Mapping[str, Any]) -> Tree:
+    def client_state(shared: Mapping[str, Any]) -> Tree:
         like = T.leaves(shared["z"])[0]
         return T.map(lambda v: v.to(like), no_shift(options.shift))
 
-    built = averaged(options, task, cohort, affine(options.plan(), options.penalty), own=own)
+    built = averaged(options, task, cohort, affine(options.plan(), options.penalty), client_state=client_state)
     return built._replace(requires=("x",))

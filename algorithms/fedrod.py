@@ -27,10 +27,10 @@ from fedfleet.algorithms.keeping import cut, initial, matrix
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.author import (
     Algorithm,
-    At,
     Batch,
     BatchPlan,
     Key,
+    LocalLoop,
     LocalWork,
     Mean,
     Message,
@@ -39,7 +39,7 @@ from fedfleet.simulator.author import (
     Phase,
     Problem,
     Round,
-    Stage,
+    StepInfo,
     Task,
     Tree,
     View,
@@ -69,15 +69,15 @@ def fedrod(options: AveragingOptions, task: Task, cohort: CohortOptions) -> Algo
     at_head = cut(task, "head", "fedrod", needs="balanced")
     rule = options.client_optimizer.build()
 
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Rod:
-        z, head = shared["z"], {"p": own["x"]}
-        return Rod(z, head, (rule.init(z), rule.init(head)), torch.zeros_like(matrix(own)[:, 0]))
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Rod:
+        z, head = shared["z"], {"p": client_state["x"]}
+        return Rod(z, head, (rule.init(z), rule.init(head)), torch.zeros_like(matrix(client_state)[:, 0]))
 
-    def count(ops: Ops, shared: Mapping[str, Any], rod: Rod, batch: Batch, at: At, key: Key) -> Rod:
+    def count(ops: Ops, shared: Mapping[str, Any], rod: Rod, batch: Batch, at: StepInfo, key: Key) -> Rod:
         of = (batch.y[:, None] == torch.arange(len(rod.labels), device=batch.y.device)).to(rod.labels.dtype)
         return rod._replace(labels=rod.labels + (of * batch.weight[:, None]).sum(0))
 
-    def step(ops: Ops, shared: Mapping[str, Any], rod: Rod, batch: Batch, at: At, key: Key) -> Rod:
+    def step(ops: Ops, shared: Mapping[str, Any], rod: Rod, batch: Batch, at: StepInfo, key: Key) -> Rod:
         lr, (of_z, of_head) = shared["lr"]["x"], rod.optimizers
         common = ops.grad("balanced", rod.z, batch, key, ctx=rod.labels)[0]
         personal = ops.grad("residual", {**rod.z, **rod.head}, batch, key)[0]
@@ -87,15 +87,19 @@ def fedrod(options: AveragingOptions, task: Task, cohort: CohortOptions) -> Algo
             ops.step("balanced", rod.z, lr, d), ops.step("residual", rod.head, lr, e), (of_z, of_head), rod.labels
         )
 
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, rod: Rod) -> tuple[Message, Tree]:
+    def client_final(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, rod: Rod
+    ) -> tuple[Message, Tree]:
         return Message({"z": rod.z}), {"x": rod.head["p"]}
 
-    def mine(shared: Mapping[str, Any], own: Tree, inbox: Tree, rod: Rod) -> tuple[Message, Tree]:
-        return Message({"z": {**rod.z, **rod.head}}), own
+    def mine(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, rod: Rod) -> tuple[Message, Tree]:
+        return Message({"z": {**rod.z, **rod.head}}), client_state
 
-    look = Stage(step=count, batches=BatchPlan(size=LABELS, epochs=1, shuffle=False, free=True))
-    work = LocalWork(begin=begin, stages=(look, Stage(step=step, batches=options.plan())), finish=finish)
-    train = Phase(name="train", work=work, reduce={"z": Mean()}, weight=options.weight, own=initial, model="z")
+    look = LocalLoop(step=count, batches=BatchPlan(size=LABELS, epochs=1, shuffle=False, free=True))
+    work = LocalWork(
+        client_init=client_init, loops=(look, LocalLoop(step=step, batches=options.plan())), client_final=client_final
+    )
+    train = Phase(name="train", work=work, reduce={"z": Mean()}, weight=options.weight, client_state=initial, model="z")
 
     def message(state: State, t: int) -> Message:
         return Message({"z": state.z}, {"lr": options.rates(t, task.parts)}, {"initial": state.initial})
@@ -104,10 +108,12 @@ def fedrod(options: AveragingOptions, task: Task, cohort: CohortOptions) -> Algo
         return State(z, at_head.stays(z))
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
-        found = rnd.map_reduce(train, shared=message(state, rnd.index), cohort=rnd.invite(cohort.invite))
-        return state._replace(z=found["z"]), {}
+        result = rnd.map_reduce(train, shared=message(state, rnd.index), cohort=rnd.invite(cohort.size))
+        return state._replace(z=result["z"]), {}
 
-    own_model = Personal(message, LocalWork(begin=begin, stages=(), finish=mine), initial, "with_residual")
+    own_model = Personal(
+        message, LocalWork(client_init=client_init, loops=(), client_final=mine), initial, "with_residual"
+    )
     return Algorithm(
         init,
         round,

@@ -25,10 +25,10 @@ from torch import Tensor
 from fedfleet.algorithms.fedavg import AveragingOptions, FedAvgOptions, averaging
 from fedfleet.algorithms.local import Local, local_training, zero
 from fedfleet.algorithms.options import CohortOptions
+from fedfleet.algorithms.participation import Correction, correcting
 from fedfleet.simulator.author import (
     BUFFERS,
     Algorithm,
-    At,
     Batch,
     Key,
     LocalWork,
@@ -39,6 +39,7 @@ from fedfleet.simulator.author import (
     Phase,
     Problem,
     Round,
+    StepInfo,
     T,
     Task,
     Tree,
@@ -63,6 +64,9 @@ class MoFedSamOptions(AveragingOptions):
     share: float = Field(default=0.1, gt=0, le=1)
     """The gradient's share in a local step, beta: 0.6 in FedOMG's Table 4. The rest is what the model moved by in the last round;
     1 is FedSAM."""
+    correction: Correction = Correction()
+    """Correction for clients that are heard less often than others. Steps are then those of a client with the mean number of
+    examples, for those of the clients heard go by who is heard."""
 
 
 class State(NamedTuple):
@@ -72,7 +76,7 @@ class State(NamedTuple):
     before: Tree
 
 
-def sharp(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
+def sharp(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: StepInfo, key: Key) -> Tree:
     """Return the gradient at the point ``shared["rho"]`` up the gradient from here."""
     g = ops.grad("train", local.z, batch, key)[0]
     length = T.norm({part: tree for part, tree in g.items() if part != BUFFERS}) + GUARD
@@ -94,26 +98,29 @@ class _Counted(NamedTuple):
 
 def counted(work: LocalWork) -> LocalWork:
     """Return local training that sends the number of its steps, too."""
-    (stage,) = work.stages
+    (stage,) = work.loops
 
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _Counted:
-        local = work.begin(shared, own, inbox, key)
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> _Counted:
+        local = work.client_init(shared, client_state, client_input, key)
         return _Counted(local, zero(shared, key))
 
-    def step(ops: Ops, shared: Mapping[str, Any], at_work: _Counted, batch: Batch, at: At, key: Key) -> _Counted:
+    def step(ops: Ops, shared: Mapping[str, Any], at_work: _Counted, batch: Batch, at: StepInfo, key: Key) -> _Counted:
         return _Counted(stage.step(ops, shared, at_work.local, batch, at, key), at_work.steps + 1)
 
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, at_work: _Counted) -> tuple[Message, Tree]:
-        message, own = work.finish(shared, own, inbox, at_work.local)
-        return Message({**message.send, "steps": at_work.steps}), own
+    def client_final(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, at_work: _Counted
+    ) -> tuple[Message, Tree]:
+        message, client_state = work.client_final(shared, client_state, client_input, at_work.local)
+        return Message({**message.send, "steps": at_work.steps}), client_state
 
-    return replace(work, begin=begin, stages=(replace(stage, step=step),), finish=finish)
+    return replace(work, client_init=client_init, loops=(replace(stage, step=step),), client_final=client_final)
 
 
 def mofedsam(options: MoFedSamOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build MoFedSAM."""
+    corrects = options.correction.kind != "none"
 
-    def direction(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
+    def direction(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: StepInfo, key: Key) -> Tree:
         d = T.scale(shared["share"], sharp(ops, shared, local, batch, at, key))
         return {**d, "x": T.axpy(1 - shared["share"], shared["before"]["x"], d["x"])}
 
@@ -129,13 +136,14 @@ def mofedsam(options: MoFedSamOptions, task: Task, cohort: CohortOptions) -> Alg
         return State(z, {"x": T.zeros_like(z["x"])})
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
-        found = rnd.map_reduce(train, shared=message(state, rnd.index), cohort=rnd.invite(cohort.invite))
-        pace = options.rates(rnd.index, ("x",))["x"] * float(found["steps"])
+        result = rnd.map_reduce(train, shared=message(state, rnd.index), cohort=rnd.invite(cohort.size))
+        steps = options.local_steps(rnd.problem.mean_examples) if corrects else float(result["steps"])
+        pace = options.rates(rnd.index, ("x",))["x"] * steps
         if pace == 0:  # a rate that a schedule has brought to nothing moves nothing
-            return state._replace(z=found["z"]), {}
-        return State(found["z"], {"x": T.scale(1 / pace, T.sub(state.z["x"], found["z"]["x"]))}), {}
+            return state._replace(z=result["z"]), {}
+        return State(result["z"], {"x": T.scale(1 / pace, T.sub(state.z["x"], result["z"]["x"]))}), {}
 
-    return Algorithm(
+    made = Algorithm(
         init,
         round,
         (train,),
@@ -144,3 +152,4 @@ def mofedsam(options: MoFedSamOptions, task: Task, cohort: CohortOptions) -> Alg
         buffers=True,
         personal=Personal(message, work),
     )
+    return correcting(options.correction, made, "train", "z", model=True, rates=True)

@@ -26,7 +26,6 @@ from fedfleet.algorithms.local import Local, local_training
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.author import (
     Algorithm,
-    At,
     Batch,
     ConfigError,
     Key,
@@ -37,6 +36,7 @@ from fedfleet.simulator.author import (
     Phase,
     Problem,
     Round,
+    StepInfo,
     Task,
     Tree,
     View,
@@ -64,18 +64,20 @@ def fedsr(options: FedSrOptions, task: Task, cohort: CohortOptions) -> Algorithm
     def fresh(shared: Mapping[str, Any]) -> Tree:
         return reference(shared["z"])
 
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Local:
-        z = {**shared["z"], **own}
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Local:
+        z = {**shared["z"], **client_state}
         return Local(z, rule.init(z), None)
 
-    def direction(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
+    def direction(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: StepInfo, key: Key) -> Tree:
         return ops.grad("fedsr", local.z, batch, key, ctx=weights)[0]
 
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: Local) -> tuple[Message, Tree]:
+    def client_final(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, local: Local
+    ) -> tuple[Message, Tree]:
         return Message({"z": {part: local.z[part] for part in shared["z"]}}), {"p": local.z["p"]}
 
-    work = replace(local_training(options.plan(), direction, rule, finish), begin=begin)
-    train = Phase(name="train", work=work, reduce={"z": Mean()}, weight=options.weight, own=fresh, model="z")
+    work = replace(local_training(options.plan(), direction, rule, client_final), client_init=client_init)
+    train = Phase(name="train", work=work, reduce={"z": Mean()}, weight=options.weight, client_state=fresh, model="z")
 
     def message(z: Tree, t: int) -> Message:
         return Message({"z": z}, {"lr": options.rates(t, (*task.parts, "p"))})
@@ -84,7 +86,7 @@ def fedsr(options: FedSrOptions, task: Task, cohort: CohortOptions) -> Algorithm
         return z
 
     def round(z: Tree, rnd: Round) -> tuple[Tree, dict[str, float]]:
-        return rnd.map_reduce(train, shared=message(z, rnd.index), cohort=rnd.invite(cohort.invite))["z"], {}
+        return rnd.map_reduce(train, shared=message(z, rnd.index), cohort=rnd.invite(cohort.size))["z"], {}
 
     return Algorithm(
         init,

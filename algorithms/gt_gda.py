@@ -21,10 +21,10 @@ from fedfleet.algorithms.control import no_control
 from fedfleet.algorithms.options import CohortOptions, LocalOptions
 from fedfleet.simulator.author import (
     Algorithm,
-    At,
     Batch,
     BatchPlan,
     Key,
+    LocalLoop,
     LocalWork,
     Mean,
     Message,
@@ -32,7 +32,7 @@ from fedfleet.simulator.author import (
     Phase,
     Problem,
     Round,
-    Stage,
+    StepInfo,
     T,
     Task,
     Tree,
@@ -58,30 +58,34 @@ class Tracked(NamedTuple):
 def tracked(plan: BatchPlan) -> LocalWork:
     """Step along the tracker; send the final point and by how much the client's last gradient has changed."""
 
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Tracked:
-        return Tracked(shared["z"], shared["s"], own)
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Tracked:
+        return Tracked(shared["z"], shared["s"], client_state)
 
-    def step(ops: Ops, shared: Mapping[str, Any], at_k: Tracked, batch: Batch, at: At, key: Key) -> Tracked:
+    def step(ops: Ops, shared: Mapping[str, Any], at_k: Tracked, batch: Batch, at: StepInfo, key: Key) -> Tracked:
         g, _ = ops.grad("train", at_k.z, batch, key)
         s = T.add(at_k.s, T.sub(g, at_k.g))
         return Tracked(ops.step("train", at_k.z, shared["lr"], s), s, g)
 
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, end: Tracked) -> tuple[Message, Tree]:
-        return Message(send={"z": end.z, "ds": T.sub(end.g, own)}), end.g  # s_i - s is the same difference
+    def client_final(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, end: Tracked
+    ) -> tuple[Message, Tree]:
+        return Message(send={"z": end.z, "ds": T.sub(end.g, client_state)}), end.g  # s_i - s is the same difference
 
-    return LocalWork(begin=begin, stages=(Stage(step=step, batches=plan),), finish=finish)
+    return LocalWork(client_init=client_init, loops=(LocalLoop(step=step, batches=plan),), client_final=client_final)
 
 
 def gt_gda(options: LocalOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build GT-GDA."""
-    train = Phase(name="train", work=tracked(options.plan()), reduce={"z": Mean(), "ds": Mean()}, own=no_control)
+    train = Phase(
+        name="train", work=tracked(options.plan()), reduce={"z": Mean(), "ds": Mean()}, client_state=no_control
+    )
 
     def init(z: Tree, key: Key, problem: Problem) -> State:
         return State(z, T.zeros_like(z))
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
         shared = Message({"z": state.z, "s": state.s}, {"lr": options.rates(rnd.index, task.parts)})
-        heard = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.invite))
+        heard = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.size))
         share = len(heard.received) / rnd.problem.clients
         return State(heard["z"], T.axpy(share, heard["ds"], state.s)), {}
 

@@ -25,9 +25,9 @@ from fedfleet.algorithms.fedprox_sgda import OneStepOptions
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.author import (
     Algorithm,
-    At,
     Batch,
     Key,
+    LocalLoop,
     LocalWork,
     Mean,
     Message,
@@ -35,7 +35,7 @@ from fedfleet.simulator.author import (
     Phase,
     Problem,
     Round,
-    Stage,
+    StepInfo,
     T,
     Task,
     Tree,
@@ -59,27 +59,31 @@ def nothing_yet(shared: Mapping[str, Any]) -> Tree:
 def gt_hsgd(options: GtHsgdOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build GT-HSGD; its state is z."""
 
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Tree:
-        return own
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Tree:
+        return client_state
 
-    def step(ops: Ops, shared: Mapping[str, Any], own: Tree, batch: Batch, at: At, key: Key) -> Tree:
+    def step(ops: Ops, shared: Mapping[str, Any], client_state: Tree, batch: Batch, at: StepInfo, key: Key) -> Tree:
         here, _ = ops.grad("train", shared["z"], batch, key)
-        there, _ = ops.grad("train", own["z"], batch, key)
-        v = T.axpy(1.0 - options.b, T.sub(own["v"], there), here)
-        return {**own, "v": T.where(own["asked"] > 0, v, here)}
+        there, _ = ops.grad("train", client_state["z"], batch, key)
+        v = T.axpy(1.0 - options.b, T.sub(client_state["v"], there), here)
+        return {**client_state, "v": T.where(client_state["asked"] > 0, v, here)}
 
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, new: Tree) -> tuple[Message, Tree]:
-        asked = torch.ones_like(own["asked"])
+    def client_final(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, new: Tree
+    ) -> tuple[Message, Tree]:
+        asked = torch.ones_like(client_state["asked"])
         return Message(send={"v": new["v"]}), {"z": shared["z"], "v": new["v"], "asked": asked}
 
-    work = LocalWork(begin=begin, stages=(Stage(step=step, batches=options.plan()),), finish=finish)
-    estimate = Phase(name="estimate", work=work, reduce={"v": Mean()}, own=nothing_yet)
+    work = LocalWork(
+        client_init=client_init, loops=(LocalLoop(step=step, batches=options.plan()),), client_final=client_final
+    )
+    estimate = Phase(name="estimate", work=work, reduce={"v": Mean()}, client_state=nothing_yet)
 
     def init(z: Tree, key: Key, problem: Problem) -> Tree:
         return z
 
     def round(z: Tree, rnd: Round) -> tuple[Tree, dict[str, float]]:
-        v = rnd.map_reduce(estimate, shared=Message(send={"z": z}), cohort=rnd.invite(cohort.invite))["v"]
+        v = rnd.map_reduce(estimate, shared=Message(send={"z": z}), cohort=rnd.invite(cohort.size))["v"]
         return task.objectives["train"].step(z, options.rates(rnd.index, task.parts), v), {}
 
     return Algorithm(init, round, (estimate,), {"global": View(lambda z: z)}, requires=("x", "y"))

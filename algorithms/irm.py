@@ -17,14 +17,14 @@ from fedfleet.algorithms.keeping import cut
 from fedfleet.algorithms.local import Local
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.penalised import PenaltyOptions, penalised
-from fedfleet.simulator.author import Algorithm, At, Batch, Key, Ops, Task, Tree
+from fedfleet.simulator.author import Algorithm, Batch, Key, Ops, StepInfo, Task, Tree
 
 
 def irm(options: PenaltyOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build IRM."""
     cut(task, "head", "irm", needs="irm")
 
-    def direction(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
+    def direction(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: StepInfo, key: Key) -> Tree:
         return ops.grad("irm", local.z, batch, key, ctx={"penalty": shared["penalty"]})[0]
 
     return penalised(options, task, cohort, direction, None, "irm")

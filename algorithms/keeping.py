@@ -17,11 +17,11 @@ from fedfleet.algorithms.options import CohortOptions, LocalOptions
 from fedfleet.simulator.author import (
     BUFFERS,
     Algorithm,
-    At,
     Batch,
     BatchPlan,
     ConfigError,
     Key,
+    LocalLoop,
     LocalWork,
     Mean,
     Message,
@@ -30,7 +30,7 @@ from fedfleet.simulator.author import (
     Phase,
     Problem,
     Round,
-    Stage,
+    StepInfo,
     T,
     Task,
     Tree,
@@ -94,15 +94,15 @@ def cut(task: Task, what: Kept, algorithm: str, needs: str | None = None) -> Cut
     order = tuple(task.init(0)["x"])
     every = frozenset(order)
     head = leaves.get("head", frozenset())
-    found = every - head if what == "body" else leaves.get(what, frozenset())
-    if not found or found == every or (not head and what == "body"):
+    result = every - head if what == "body" else leaves.get(what, frozenset())
+    if not result or result == every or (not head and what == "body"):
         raise ConfigError(f"algorithm.name={algorithm!r}: {MISSING[what]}")
     if needs is not None and needs not in task.objectives:
         raise ConfigError(
             f"algorithm.name={algorithm!r}: it learns from labels and from the net's features, and the task has no objective "
             f"{needs!r}: use task.name=classification, which takes a net of your own as task.model, too"
         )
-    return Cut(found, order, buffers=what == "norm")
+    return Cut(result, order, buffers=what == "norm")
 
 
 def matrix(head: Tree) -> Tensor:
@@ -122,19 +122,19 @@ def initial(shared: Mapping[str, Any]) -> Tree:
     return shared["initial"]
 
 
-def training(at: Cut, options: AveragingOptions, plan: BatchPlan, moves: Moves) -> Stage:
+def training(at: Cut, options: AveragingOptions, plan: BatchPlan, moves: Moves) -> LocalLoop:
     """Return local steps of all of the model, of what is kept or of the rest; the optimiser starts afresh."""
     rule = options.client_optimizer.build()
 
-    def step(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, where: At, key: Key) -> Local:
+    def step(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, where: StepInfo, key: Key) -> Local:
         before = rule.init(local.z) if where.k == 0 else local.optimizer
         d, after = rule.update(before, moving(ops.grad("train", local.z, batch, key)[0]), local.z)
-        return Local(ops.step("train", local.z, shared["lr"], moving(d)), after, local.own)
+        return Local(ops.step("train", local.z, shared["lr"], moving(d)), after, local.client_state)
 
     def moving(d: Tree) -> Tree:  # before the optimiser, which clips, and after it, which lets weights decay
         return d if moves == "all" else at.still(d, kept=moves == "rest")
 
-    return Stage(step=step, batches=plan)
+    return LocalLoop(step=step, batches=plan)
 
 
 def keeping(
@@ -142,10 +142,10 @@ def keeping(
     task: Task,
     cohort: CohortOptions,
     at: Cut,
-    stages: tuple[Stage, ...],
+    stages: tuple[LocalLoop, ...],
     *,
     learns: bool = True,
-    tuning: tuple[Stage, ...] = (),
+    tuning: tuple[LocalLoop, ...] = (),
 ) -> Algorithm:
     """Build an algorithm that averages what travels.
 
@@ -161,21 +161,23 @@ def keeping(
     """
     rule = options.client_optimizer.build()
 
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Local:
-        z = at.whole(shared["z"], own if learns else shared["initial"])
-        return Local(z, rule.init(z), own)
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Local:
+        z = at.whole(shared["z"], client_state if learns else shared["initial"])
+        return Local(z, rule.init(z), client_state)
 
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: Local) -> tuple[Message, Tree]:
-        return Message({"z": at.travels(local.z)}), at.stays(local.z) if learns else own
+    def client_final(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, local: Local
+    ) -> tuple[Message, Tree]:
+        return Message({"z": at.travels(local.z)}), at.stays(local.z) if learns else client_state
 
-    def whole(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: Local) -> tuple[Message, Tree]:
-        return Message({"z": local.z}), own
+    def whole(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, local: Local) -> tuple[Message, Tree]:
+        return Message({"z": local.z}), client_state
 
     fresh = initial if learns else None
-    work = LocalWork(begin=begin, stages=stages, finish=finish)
-    train = Phase(name="train", work=work, reduce={"z": Mean()}, weight=options.weight, own=fresh, model="z")
+    work = LocalWork(client_init=client_init, loops=stages, client_final=client_final)
+    train = Phase(name="train", work=work, reduce={"z": Mean()}, weight=options.weight, client_state=fresh, model="z")
 
-    own_model = LocalWork(begin=begin, stages=tuning, finish=whole)
+    own_model = LocalWork(client_init=client_init, loops=tuning, client_final=whole)
     return averaged(options, task, cohort, at, train, own_model)
 
 
@@ -209,8 +211,8 @@ def averaged(
         return State(at.travels(z), at.stays(z))
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
-        found = rnd.map_reduce(train, shared=message(state, rnd.index), cohort=rnd.invite(cohort.invite))
-        return state._replace(z=found["z"]), {}
+        result = rnd.map_reduce(train, shared=message(state, rnd.index), cohort=rnd.invite(cohort.size))
+        return state._replace(z=result["z"]), {}
 
     return Algorithm(
         init,
@@ -219,5 +221,5 @@ def averaged(
         {"global": View(lambda state: at.whole(state.z, state.initial))},
         minimises=True,
         buffers=True,
-        personal=Personal(message, own_model, train.own),
+        personal=Personal(message, own_model, train.client_state),
     )

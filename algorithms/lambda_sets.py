@@ -182,11 +182,11 @@ def nearest(points: Tensor, gap: float = 1e-12) -> Tensor:
     """Return the weights (r,) of the point of the hull of ``points`` (r, p) nearest to 0 (Wolfe 1976), up to a duality gap."""
     chosen = [int(points.square().sum(1).argmin())]
     weights = torch.ones(1, dtype=points.dtype)
-    found = points[chosen[0]]
+    result = points[chosen[0]]
     for _ in range(10 * len(points) + 10):
-        along = (found - points) @ found
+        along = (result - points) @ result
         new = int(along.argmax())
-        if float(along[new]) <= gap * max(1.0, float(found.norm())) or new in chosen:
+        if float(along[new]) <= gap * max(1.0, float(result.norm())) or new in chosen:
             break
         chosen.append(new)
         weights = torch.cat([weights, torch.zeros(1, dtype=points.dtype)])
@@ -201,15 +201,15 @@ def nearest(points: Tensor, gap: float = 1e-12) -> Tensor:
             kept = weights > 1e-14
             chosen = [c for c, keep in zip(chosen, kept.tolist(), strict=True) if keep]
             weights = weights[kept] / weights[kept].sum()
-        found = weights @ points[chosen]
+        result = weights @ points[chosen]
     return torch.zeros(len(points), dtype=points.dtype).index_copy(0, torch.tensor(chosen), weights)
 
 
 def _affine(points: Tensor) -> Tensor:
     """Return the weights (r,), which sum to 1, of the point nearest to 0 on the plane through ``points`` (r, p)."""
     first, others = points[:1], points[1:]
-    found = torch.linalg.lstsq((others - first).T, -first.T, driver="gelsd").solution[:, 0]
-    return torch.cat([1 - found.sum()[None], found])
+    result = torch.linalg.lstsq((others - first).T, -first.T, driver="gelsd").solution[:, 0]
+    return torch.cat([1 - result.sum()[None], result])
 
 
 def chi2(mixture: Tensor, sizes: Tensor) -> float:
@@ -241,8 +241,8 @@ def soft_best(losses: Tensor, sizes: Tensor, mu: float) -> Tensor:
     shares = sizes / sizes.sum()
     first, last = float(losses.min()) - 2 * mu, float(losses.max()) + 2 * mu
     at = lambda nu: (shares * (1 + (losses - nu) / (2 * mu))).clamp(min=0)  # noqa: E731
-    found = _falling_to_one(at, first, last)
-    return found / found.sum()
+    result = _falling_to_one(at, first, last)
+    return result / result.sum()
 
 
 class Bonus(Protocol):

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from fedfleet.simulator.author import (
     BUFFERS,
-    At,
     Batch,
     BatchPlan,
     Key,
+    LocalLoop,
     LocalWork,
     Message,
     Ops,
     Optimizer,
-    Stage,
+    StepInfo,
     T,
     Tree,
     sgd,
@@ -30,43 +30,48 @@ class Local(NamedTuple):
 
     z: Tree
     optimizer: Any
-    own: Tree
+    client_state: Tree
 
 
-Direction = Callable[[Ops, Mapping[str, Any], Local, Any, At, Key], Tree]
+Direction = Callable[[Ops, Mapping[str, Any], Local, Any, StepInfo, Key], Tree]
 """``(ops, shared, local, batch, at, key) -> direction`` of one local step; a tuple of batches where the plan has several a step."""
-Finish = Callable[[Mapping[str, Any], Tree, Tree, Local], tuple[Message, Tree]]
+ClientFinal = Callable[[Mapping[str, Any], Tree, Tree, Local], tuple[Message, Tree]]
 
 
-def gradient(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
+def gradient(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: StepInfo, key: Key) -> Tree:
     """Return the minibatch gradient at the current point: plain local SGD. Arguments as of ``Direction``."""
     return ops.grad("train", local.z, batch, key)[0]
 
 
-def send_model(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: Local) -> tuple[Message, Tree]:
+def send_model(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, local: Local) -> tuple[Message, Tree]:
     """Upload the final local point."""
-    return Message(send={"z": local.z}), own
+    return Message(send={"z": local.z}), client_state
 
 
-def send_change(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: Local) -> tuple[Message, Tree]:
+def send_change(
+    shared: Mapping[str, Any], client_state: Tree, client_input: Tree, local: Local
+) -> tuple[Message, Tree]:
     """Upload how far the model has moved."""
-    return Message(send={"dz": T.sub(local.z, shared["z"])}), own
+    return Message(send={"dz": T.sub(local.z, shared["z"])}), client_state
 
 
 def local_training(
-    plan: BatchPlan, direction: Direction = gradient, optimizer: Optimizer | None = None, finish: Finish = send_model
+    plan: BatchPlan,
+    direction: Direction = gradient,
+    optimizer: Optimizer | None = None,
+    client_final: ClientFinal = send_model,
 ) -> LocalWork:
     """Start at ``shared["z"]`` and step ``z - shared["lr"] * direction`` along the plan."""
     rule = optimizer or sgd()
 
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Local:
-        return Local(shared["z"], rule.init(shared["z"]), own)
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Local:
+        return Local(shared["z"], rule.init(shared["z"]), client_state)
 
-    def step(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Local:
+    def step(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: StepInfo, key: Key) -> Local:
         d, state = rule.update(local.optimizer, direction(ops, shared, local, batch, at, key), local.z)
-        return Local(ops.step("train", local.z, shared["lr"], d), state, local.own)
+        return Local(ops.step("train", local.z, shared["lr"], d), state, local.client_state)
 
-    return LocalWork(begin=begin, stages=(Stage(step=step, batches=plan),), finish=finish)
+    return LocalWork(client_init=client_init, loops=(LocalLoop(step=step, batches=plan),), client_final=client_final)
 
 
 def carried(z: Tree, mean: Tree) -> Tree:
@@ -88,18 +93,25 @@ def full_local(evaluate: Evaluate, slot: str, chunk: int) -> LocalWork:
     Where labelled and unlabelled examples have means of their own, it is exact as far as each chunk has its share of both.
     """
 
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Tree:
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Tree:
         return T.zeros_like(shared["z"])
 
-    def step(ops: Ops, shared: Mapping[str, Any], total: Tree, batch: Batch, at: At, key: Key) -> Tree:
+    def step(ops: Ops, shared: Mapping[str, Any], total: Tree, batch: Batch, at: StepInfo, key: Key) -> Tree:
         share = (batch.count().double() / at.num_examples).to(T.leaves(total)[0].dtype)
         return T.axpy(share, evaluate(ops, shared, batch, key), total)
 
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, total: Tree) -> tuple[Message, Tree]:
-        return Message(send={slot: total}), own
+    def client_final(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, total: Tree
+    ) -> tuple[Message, Tree]:
+        return Message(send={slot: total}), client_state
 
     everything = BatchPlan(size=chunk, epochs=1, shuffle=False, stratified="spread")
-    return LocalWork(begin=begin, stages=(Stage(step=step, batches=everything),), finish=finish, divisible=False)
+    return LocalWork(
+        client_init=client_init,
+        loops=(LocalLoop(step=step, batches=everything),),
+        client_final=client_final,
+        divisible=False,
+    )
 
 
 def gradient_at_z(ops: Ops, shared: Mapping[str, Any], batch: Batch, key: Key) -> Tree:
@@ -114,7 +126,7 @@ def proximal(direction: Tree, z: Tree, anchor: Mapping[str, Tree], weight: float
     return {p: T.axpy(of[p], T.sub(z[p], anchor[p]), d) if p in pulled else d for p, d in direction.items()}
 
 
-def held(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
+def held(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: StepInfo, key: Key) -> Tree:
     """Return the minibatch gradient with a proximal term to the point that was sent, of weight ``shared["mu"]``.
 
     Arguments as of ``Direction``.

@@ -39,19 +39,19 @@ def averaged(
     cohort: CohortOptions,
     work: LocalWork,
     config: Mapping[str, Any] | None = None,
-    own: Callable[[Mapping[str, Any]], Tree] | None = None,
+    client_state: Callable[[Mapping[str, Any]], Tree] | None = None,
 ) -> Algorithm:
     """Return the algorithm whose clients start at z and whose server takes the mean of their final points; its state is z.
 
-    ``config`` goes to the clients with the learning rates; ``own`` builds their state, if they keep one.
+    ``config`` goes to the clients with the learning rates; ``client_state`` builds their state, if they keep one.
     """
-    train = Phase(name="train", work=work, reduce={"z": Mean()}, own=own, model="z")
+    train = Phase(name="train", work=work, reduce={"z": Mean()}, client_state=client_state, model="z")
 
     def init(z: Tree, key: Key, problem: Problem) -> Tree:
         return z
 
     def round(z: Tree, rnd: Round) -> tuple[Tree, dict[str, float]]:
         shared = Message(send={"z": z}, config={"lr": options.rates(rnd.index, task.parts), **(config or {})})
-        return rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.invite))["z"], {}
+        return rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.size))["z"], {}
 
     return Algorithm(init, round, (train,), {"global": View(lambda z: z)}, requires=("x", "y"), buffers=True)

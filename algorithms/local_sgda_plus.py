@@ -20,9 +20,9 @@ from pydantic import Field
 
 from fedfleet.algorithms.local import Local, gradient, local_training
 from fedfleet.algorithms.options import CohortOptions, LocalOptions
+from fedfleet.algorithms.participation import Correction, correcting
 from fedfleet.simulator.author import (
     Algorithm,
-    At,
     Batch,
     Key,
     Mean,
@@ -31,6 +31,7 @@ from fedfleet.simulator.author import (
     Phase,
     Problem,
     Round,
+    StepInfo,
     Task,
     Tree,
     View,
@@ -42,6 +43,8 @@ class SgdaPlusOptions(LocalOptions):
 
     snapshot_refresh: Literal["every_step"] | Annotated[int, Field(ge=1)] = 1
     """Rounds after which the snapshot becomes the current x; "every_step" is local SGDA, and what CDMA's released code does."""
+    correction: Correction = Correction()
+    """Correction for clients that are heard less often than others."""
 
 
 class State(NamedTuple):
@@ -51,7 +54,7 @@ class State(NamedTuple):
     snapshot: Tree
 
 
-def at_snapshot(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
+def at_snapshot(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: StepInfo, key: Key) -> Tree:
     """Return the primal gradient at (x, y) and the dual one at (x~, y), on the same minibatch."""
     here, _ = ops.grad("train", local.z, batch, key, wrt=("x",))
     snapshot = shared["snapshot"] if "snapshot" in shared else shared["z"]["x"]
@@ -74,6 +77,7 @@ def local_sgda_plus(options: SgdaPlusOptions, task: Task, cohort: CohortOptions)
         # A fresh snapshot is the x that is sent anyway.
         send = {"z": state.z} if fresh else {"z": state.z, "snapshot": snapshot}
         shared = Message(send, {"lr": options.rates(rnd.index, task.parts)})
-        return State(rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.invite))["z"], snapshot), {}
+        return State(rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.size))["z"], snapshot), {}
 
-    return Algorithm(init, round, (train,), {"global": View(lambda state: state.z)}, requires=("x", "y"))
+    made = Algorithm(init, round, (train,), {"global": View(lambda state: state.z)}, requires=("x", "y"))
+    return correcting(options.correction, made, "train", "z", model=True, rates=True)

@@ -25,10 +25,10 @@ from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOpt
 from fedfleet.simulator.author import (
     BUFFERS,
     Algorithm,
-    At,
     Batch,
     BatchPlan,
     Key,
+    LocalLoop,
     LocalWork,
     Mean,
     Message,
@@ -36,7 +36,7 @@ from fedfleet.simulator.author import (
     Phase,
     Problem,
     Round,
-    Stage,
+    StepInfo,
     T,
     Task,
     Tree,
@@ -75,8 +75,8 @@ def mcd(options: McdOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     def fresh(shared: Mapping[str, Any]) -> Tree:
         return {"x": rule.init(some(shared["z"], GENERATOR)), "heads": rule.init(some(shared["z"], HEADS))}
 
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Local:
-        state = own if remembers else fresh(shared)
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Local:
+        state = client_state if remembers else fresh(shared)
         return Local(shared["z"], state["x"], state["heads"])
 
     def moved(ops: Ops, name: str, lr: Any, local: Local, batch: Batch, key: Key, parts: tuple[str, ...]) -> Local:
@@ -85,13 +85,13 @@ def mcd(options: McdOptions, task: Task, cohort: CohortOptions) -> Algorithm:
         steps, states = {}, [local.of_generator, local.of_heads]
         for i, mine in enumerate((GENERATOR, HEADS)):
             if set(mine) <= set(parts):
-                found, states[i] = rule.update(states[i], some(d, mine), some(local.z, mine))
-                steps |= found
+                result, states[i] = rule.update(states[i], some(d, mine), some(local.z, mine))
+                steps |= result
         still = (BUFFERS,) if BUFFERS in local.z else ()
         z = ops.step(name, some(local.z, (*parts, *still)), lr, steps | some(d, still))
         return Local({**local.z, **z}, *states)
 
-    def step(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Local:
+    def step(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: StepInfo, key: Key) -> Local:
         lr = shared["lr"]
         local = moved(ops, "train", lr, local, batch, rng.fold(key, "A"), GENERATOR + HEADS)
         local = moved(ops, "discord", lr, local, batch, rng.fold(key, "B"), HEADS)
@@ -99,29 +99,31 @@ def mcd(options: McdOptions, task: Task, cohort: CohortOptions) -> Algorithm:
             local = moved(ops, "idd", lr, local, batch, rng.fold(key, "C", i), GENERATOR)
         return local
 
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: Local) -> tuple[Message, Tree]:
+    def client_final(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, local: Local
+    ) -> tuple[Message, Tree]:
         state = {"x": local.of_generator, "heads": local.of_heads}
-        return Message({"z": local.z}), state if remembers else own
+        return Message({"z": local.z}), state if remembers else client_state
 
     plan = BatchPlan(size=options.batch_size, steps=options.steps, epochs=options.epochs, stratified="proportional")
-    work = LocalWork(begin=begin, stages=(Stage(step=step, batches=plan),), finish=finish)
+    work = LocalWork(client_init=client_init, loops=(LocalLoop(step=step, batches=plan),), client_final=client_final)
     train = Phase(
-        name="train", work=work, reduce={"z": Mean()}, weight="num_examples", own=fresh if remembers else None
+        name="train", work=work, reduce={"z": Mean()}, weight="num_examples", client_state=fresh if remembers else None
     )
 
     def init(z: Tree, key: Key, problem: Problem) -> Tree:
         """Return the model with a second head, drawn as the first is."""
         other = task.init(int(rng.bits(rng.fold(key, "second"))) % 2**31)["head"]
-        found = {"x": z["x"], "head": z["head"], "second": T.map(lambda v, like: v.to(like.dtype), other, z["head"])}
+        result = {"x": z["x"], "head": z["head"], "second": T.map(lambda v, like: v.to(like.dtype), other, z["head"])}
         if BUFFERS not in z:
-            return found
+            return result
         seen = {n: v for n, v in z[BUFFERS].items() if n.startswith("head.")}
-        return {**found, BUFFERS: z[BUFFERS] | {f"second.{n.removeprefix('head.')}": v for n, v in seen.items()}}
+        return {**result, BUFFERS: z[BUFFERS] | {f"second.{n.removeprefix('head.')}": v for n, v in seen.items()}}
 
     def round(z: Tree, rnd: Round) -> tuple[Tree, dict[str, float]]:
         lr = options.rates(rnd.index, GENERATOR)["x"]
         shared = Message({"z": z}, {"lr": lr})
-        return rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.invite))["z"], {}
+        return rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.size))["z"], {}
 
     return Algorithm(
         init,

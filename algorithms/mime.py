@@ -13,7 +13,8 @@ NeurIPS 2021, Algorithm 1, with momentum.
     server:   x <- mean y_i;   m <- (1 - beta) c + beta m
 
 Clients keep nothing. In Mime, c is asked for first, in a phase of its own; in MimeLite a client sends its part with its model. Both
-means are over those heard, so clients that are heard more often count for more.
+means are over those heard, so clients that are heard more often count for more. In Mime that bias is all of c: where c and m are 0,
+nobody moves. So a correction of c is enough. In MimeLite both means would need one, of one exchange.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedfleet.algorithms.local import Local, full_local, gradient, gradient_at_z, local_training
 from fedfleet.algorithms.options import CohortOptions, LocalOptions
+from fedfleet.algorithms.participation import Correction, correcting
 from fedfleet.simulator.author import (
     Algorithm,
-    At,
     Batch,
     Key,
+    LocalLoop,
     LocalWork,
     Mean,
     Message,
@@ -37,7 +39,7 @@ from fedfleet.simulator.author import (
     Phase,
     Problem,
     Round,
-    Stage,
+    StepInfo,
     T,
     Task,
     Tree,
@@ -45,8 +47,8 @@ from fedfleet.simulator.author import (
 )
 
 
-class MimeOptions(LocalOptions):
-    """Options of Mime and MimeLite."""
+class MomentumOptions(LocalOptions):
+    """Options of local steps with the server's momentum."""
 
     beta: float = Field(default=0.9, ge=0, lt=1)
     """Weight of the old momentum."""
@@ -54,6 +56,27 @@ class MimeOptions(LocalOptions):
     """How much a client counts in both means."""
     gradient_chunk: int = Field(default=500, ge=1)
     """Examples a client takes at once while it averages its full local gradient. It bounds memory and changes no result."""
+
+
+class MimeOptions(MomentumOptions):
+    """Options of Mime."""
+
+    correction: Correction = Correction()
+    """Correction of c for clients that are heard less often than others."""
+
+
+class MimeLiteOptions(MomentumOptions):
+    """Options of MimeLite."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _uncorrected(cls, said: Any) -> Any:
+        if isinstance(said, Mapping) and "correction" in said:
+            raise ValueError(
+                "correction is of one mean of an exchange, and MimeLite takes two, of models and of gradients: leave it out, or "
+                "choose mime"
+            )
+        return said
 
 
 class State(NamedTuple):
@@ -68,7 +91,7 @@ def _along(shared: Mapping[str, Any], g: Tree) -> Tree:
     return T.axpy(1.0 - shared["beta"], g, T.scale(shared["beta"], shared["m"]))
 
 
-def _corrected(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
+def _corrected(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: StepInfo, key: Key) -> Tree:
     """Return Mime's direction."""
     if at.k == 0:
         return _along(shared, shared["c"])  # both gradients are at x
@@ -76,7 +99,7 @@ def _corrected(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, 
     return _along(shared, T.add(T.sub(here, there), shared["c"]))
 
 
-def _plain(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
+def _plain(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: StepInfo, key: Key) -> Tree:
     """Return MimeLite's direction."""
     return _along(shared, gradient(ops, shared, local, batch, at, key))
 
@@ -90,37 +113,42 @@ class _Both(NamedTuple):
 
 def _both(whole: LocalWork, training: LocalWork) -> LocalWork:
     """Return the work of doing one after the other, and sending what both do."""
-    (first,), (then,) = whole.stages, training.stages
+    (first,), (then,) = whole.loops, training.loops
 
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _Both:
-        return _Both(whole.begin(shared, own, inbox, key), training.begin(shared, own, inbox, key))
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> _Both:
+        return _Both(
+            whole.client_init(shared, client_state, client_input, key),
+            training.client_init(shared, client_state, client_input, key),
+        )
 
-    def look(ops: Ops, shared: Mapping[str, Any], both: _Both, batch: Batch, at: At, key: Key) -> _Both:
+    def look(ops: Ops, shared: Mapping[str, Any], both: _Both, batch: Batch, at: StepInfo, key: Key) -> _Both:
         return both._replace(c=first.step(ops, shared, both.c, batch, at, key))
 
-    def train(ops: Ops, shared: Mapping[str, Any], both: _Both, batch: Batch, at: At, key: Key) -> _Both:
+    def train(ops: Ops, shared: Mapping[str, Any], both: _Both, batch: Batch, at: StepInfo, key: Key) -> _Both:
         return both._replace(local=then.step(ops, shared, both.local, batch, at, key))
 
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, both: _Both) -> tuple[Message, Tree]:
-        c, _ = whole.finish(shared, own, inbox, both.c)
-        z, _ = training.finish(shared, own, inbox, both.local)
-        return Message(send={**z.send, **c.send}), own
+    def client_final(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, both: _Both
+    ) -> tuple[Message, Tree]:
+        c, _ = whole.client_final(shared, client_state, client_input, both.c)
+        z, _ = training.client_final(shared, client_state, client_input, both.local)
+        return Message(send={**z.send, **c.send}), client_state
 
-    stages = Stage(step=look, batches=first.batches), Stage(step=train, batches=then.batches)
-    return LocalWork(begin=begin, stages=stages, finish=finish, divisible=False)
+    stages = LocalLoop(step=look, batches=first.batches), LocalLoop(step=train, batches=then.batches)
+    return LocalWork(client_init=client_init, loops=stages, client_final=client_final, divisible=False)
 
 
 def mime(options: MimeOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build Mime."""
-    return _mime(options, task, cohort, lite=False)
+    return correcting(options.correction, _mime(options, task, cohort, lite=False), "gradient", "c")
 
 
-def mimelite(options: MimeOptions, task: Task, cohort: CohortOptions) -> Algorithm:
+def mimelite(options: MimeLiteOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build MimeLite."""
     return _mime(options, task, cohort, lite=True)
 
 
-def _mime(options: MimeOptions, task: Task, cohort: CohortOptions, *, lite: bool) -> Algorithm:
+def _mime(options: MomentumOptions, task: Task, cohort: CohortOptions, *, lite: bool) -> Algorithm:
     whole = full_local(gradient_at_z, "c", options.gradient_chunk)
     training = local_training(options.plan(), _plain if lite else _corrected)
     given: dict[str, Any] = {"weight": options.weight}
@@ -135,16 +163,16 @@ def _mime(options: MimeOptions, task: Task, cohort: CohortOptions, *, lite: bool
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
         config = {"lr": options.rates(rnd.index, task.parts), "beta": options.beta}
-        send, invited, c = {"z": state.z, "m": state.m}, rnd.invite(cohort.invite), None
+        send, invited, c = {"z": state.z, "m": state.m}, rnd.invite(cohort.size), None
         if not lite:
             c = rnd.map_reduce(collect, shared=Message({"z": state.z}), cohort=invited)["c"]
             send = {**send, "c": c}
             if cohort.resample:
-                invited = rnd.invite(cohort.invite)
-        found = rnd.map_reduce(train, shared=Message(send, config), cohort=invited)
-        c = found["c"] if lite else c
+                invited = rnd.invite(cohort.size)
+        result = rnd.map_reduce(train, shared=Message(send, config), cohort=invited)
+        c = result["c"] if lite else c
         m = T.axpy(1.0 - options.beta, c, T.scale(options.beta, state.m))
-        return State(found["z"], m), {}
+        return State(result["z"], m), {}
 
     phases = (train,) if lite else (collect, train)
     return Algorithm(init, round, phases, {"global": View(lambda state: state.z)}, same_cohort=True)

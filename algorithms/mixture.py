@@ -83,14 +83,14 @@ class Dual(NamedTuple):
             )
         bonus = None
         try:
-            found = _set(options, sizes)
+            result = _set(options, sizes)
             if options.chi2 and options.chi2_sign == "plus":
-                bonus = lambda_sets.bonus(found, sizes, options.chi2)
+                bonus = lambda_sets.bonus(result, sizes, options.chi2)
         except ValueError as e:
             raise ConfigError(f"algorithm.dual: {e}") from None
-        if options.kind == "entropy" and not isinstance(found, Simplex | Capped):
+        if options.kind == "entropy" and not isinstance(result, Simplex | Capped):
             raise ConfigError("algorithm.dual.kind='entropy': needs a simplex or a capped one: set it to euclidean")
-        return Dual(options, found, sizes, bonus)
+        return Dual(options, result, sizes, bonus)
 
     def start(self) -> Tensor:
         """Return lambda_0 (p,)."""

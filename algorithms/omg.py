@@ -1,6 +1,6 @@
 """FedOMG: on-server matching of gradients, in the place of the mean of any algorithm that averages models or differences.
 
-Nguyen, Le, Nguyen, Kim, Truong & Hwang, "Federated domain generalization with data-free on-server matching gradient", ICLR 2025,
+Nguyen, Nguyen, Park, Pham & Hwang, "Federated domain generalization with data-free on-server matching gradient", ICLR 2025,
 Algorithm 1; ``matching.py`` has its formulas.
 
     paper                here

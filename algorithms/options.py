@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Set
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, ValidationInfo, model_validator
 
 from fedfleet.simulator.author import BatchPlan, Optimizer, Options, Scalar, adagrad, adam, adaptive, sgd
 
 
-def refuse_others(options: Options, kind: str, used: set[str], every: set[str]) -> None:
+def refuse_others(options: Options, kind: str, used: Set[str], every: Set[str]) -> None:
     """Refuse what was set among ``every`` option that some kinds have, and this one does not use. Raises ValueError."""
     for key in sorted(every - used):
         if (value := getattr(options, key)) != type(options).model_fields[key].default:
@@ -21,10 +22,10 @@ def refuse_others(options: Options, kind: str, used: set[str], every: set[str]) 
 class CohortOptions(Options):
     """Who is invited, and how many answers are waited for."""
 
-    invite: int = Field(default=10, ge=1)
+    size: int = Field(default=10, ge=1)
     """Clients invited a phase, S-hat."""
-    respond: Literal["all", "siwer"] | Annotated[int, Field(ge=1)] = "all"
-    """Answers waited for: "all" online clients; "siwer": S_t = ceil(p_t * invite) with p_t uniform; or a fixed number S."""
+    wait_for: Literal["all", "siwer"] | Annotated[int, Field(ge=1)] = "all"
+    """Answers waited for: "all" online clients; "siwer": S_t = ceil(p_t * size) with p_t uniform; or a fixed number S."""
     response_low: float = Field(default=0.5, ge=0, le=1)
     """Lower end of p_t (siwer)."""
     response_high: float = Field(default=1.0, gt=0, le=1)
@@ -34,19 +35,19 @@ class CohortOptions(Options):
     shared_response_count: bool = False
     """Use one p_t for all phases of a round."""
     over_select: float = Field(default=1.0, ge=1, le=1000)
-    """Invite ceil(over_select * invite) clients and go on with the first ``invite`` answers; with ``respond: all`` only."""
+    """Invite ceil(over_select * size) clients and go on with the first ``size`` answers; with ``wait_for: all`` only."""
     deadline_s: float | None = Field(default=None, gt=0)
-    """Virtual seconds after which the server waits no longer, whatever ``respond`` says."""
+    """Virtual seconds after which the server waits no longer, whatever ``wait_for`` says."""
     partial_work: bool = False
     """Under a deadline, a slow client sends what it has after as many local steps as it can finish in time."""
     min_responses: int = Field(default=1, ge=1)
-    """A phase with fewer answers is void; ``void`` says what follows."""
-    void: Literal["retry", "skip"] = "retry"
-    """retry: a round with a void phase starts again with new cohorts; skip: it counts, and the model stays as it was."""
+    """A phase with fewer answers is aborted; ``on_abort`` says what follows."""
+    on_abort: Literal["retry", "skip"] = "retry"
+    """retry: a round with an aborted phase starts again with new cohorts; skip: it counts, and the model stays as it was."""
     attempts: int = Field(default=10, ge=1)
     """Cohorts tried for a round before the run gives up (retry)."""
     retry_s: float = Field(default=1.0, ge=0, le=1e9)
-    """Virtual seconds between a void attempt and the next, or the next round (skip)."""
+    """Virtual seconds between an aborted attempt and the next, or the next round (skip)."""
     late: Literal["discard", "keep"] = "discard"
     """What becomes of answers that come too late: thrown away, or used in the same phase of a later round."""
     stale_discount: float = Field(default=0.5, gt=0, le=1)
@@ -55,16 +56,16 @@ class CohortOptions(Options):
     @property
     def fewest(self) -> int:
         """The fewest answers that a phase waits for, where as many can be reached and in time: min S_t."""
-        if self.respond == "siwer":  # S_t = ceil(p_t * invite) with p_t above response_low
-            above, most = (round(p * self.invite, 9) for p in (self.response_low, self.response_high))
+        if self.wait_for == "siwer":  # S_t = ceil(p_t * size) with p_t above response_low
+            above, most = (round(p * self.size, 9) for p in (self.response_low, self.response_high))
             return min(math.floor(above) + 1, max(1, math.ceil(most)))
-        return self.invite if self.respond == "all" else self.respond
+        return self.size if self.wait_for == "all" else self.wait_for
 
     @model_validator(mode="after")
     def _consistent(self) -> CohortOptions:
-        if self.over_select > 1 and self.respond != "all":
+        if self.over_select > 1 and self.wait_for != "all":
             raise ValueError(
-                "over_select above 1 needs respond: all, since it already waits for the first `invite` answers"
+                "over_select above 1 needs wait_for: all, since it already waits for the first `size` answers"
             )
         if self.partial_work and self.deadline_s is None:
             raise ValueError("partial_work needs deadline_s, the time by which clients stop")
@@ -202,7 +203,38 @@ class ServerOptimizer(ByName):
         return adaptive(self.name, beta1=self.beta1, beta2=self.beta2, tau=self.eps)
 
 
-class LocalOptions(Options):
+class LocalData(NamedTuple):
+    """Amount of its data that a client takes at once.
+
+    Attributes:
+        batch_size: examples a step; None: all that the client has.
+        usual: the batch size where none is given.
+        steps, epochs: how long it trains, in the one or the other.
+
+    """
+
+    batch_size: int | None
+    usual: int | None
+    steps: int | None = None
+    epochs: int | None = None
+
+
+class AlgorithmOptions(Options):
+    """Options of an algorithm, and what the engine asks of any."""
+
+    def local_data(self) -> LocalData | None:
+        """Return how much of its data a client takes at once; None where the algorithm has no option for that."""
+        return None
+
+    def given_dual_lr(self) -> float | None:
+        """Return the learning rate of the dual part, if one is given."""
+        return None
+
+    def _batches(self, batch_size: int | None, *, steps: int | None = None, epochs: int | None = None) -> LocalData:
+        return LocalData(batch_size, type(self).model_fields["batch_size"].default, steps, epochs)
+
+
+class LocalOptions(AlgorithmOptions):
     """Local training: how many steps on which batches with which learning rates."""
 
     steps: int | None = Field(default=None, ge=1)
@@ -225,6 +257,14 @@ class LocalOptions(Options):
         if self.steps is None and self.epochs is None:
             object.__setattr__(self, "epochs", 1)  # so that it stands in config.yaml
         return self
+
+    def local_data(self) -> LocalData:
+        """Return how much of its data a client takes at once."""
+        return self._batches(self.batch_size, steps=self.steps, epochs=self.epochs)
+
+    def given_dual_lr(self) -> float | None:
+        """Return ``dual_lr``."""
+        return self.dual_lr
 
     def plan(self, per_step: int = 1) -> BatchPlan:
         """Return the batch plan: random reshuffling, so many minibatches a step, labelled and unlabelled rows in proportion."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 from pydantic import Field
 
 from fedfleet.algorithms.local import full_local, gradient_at_z
-from fedfleet.algorithms.options import CohortOptions, Options, Schedule
+from fedfleet.algorithms.options import AlgorithmOptions, CohortOptions, Schedule
+from fedfleet.algorithms.participation import Correction, correcting
 from fedfleet.simulator.author import Algorithm, Key, Mean, Message, Phase, Problem, Round, Task, Tree, View
 
 
-class ParallelOptions(Options):
+class ParallelOptions(AlgorithmOptions):
     """Options of parallel SGDA."""
 
     lr: float = Field(default=0.1, gt=0)
@@ -26,6 +27,12 @@ class ParallelOptions(Options):
     """Examples a client takes at once while it averages its full local gradient. It bounds memory and changes no result, unless
     the task draws noise for a batch, or normalises by it (``gan``), or averages labelled examples by themselves
     (``domain_adaptation``, by up to one in a chunk): then each chunk counts by its share."""
+    correction: Correction = Correction()
+    """Correction for clients that are heard less often than others."""
+
+    def given_dual_lr(self) -> float | None:
+        """Return ``dual_lr``."""
+        return self.dual_lr
 
     def rates(self, t: int) -> dict[str, float]:
         """Return the steps of round t."""
@@ -43,7 +50,8 @@ def parallel_sgda(options: ParallelOptions, task: Task, cohort: CohortOptions) -
         return z
 
     def round(z: Tree, rnd: Round) -> tuple[Tree, dict[str, float]]:
-        g = rnd.map_reduce(gradients, shared=Message(send={"z": z}), cohort=rnd.invite(cohort.invite))["g"]
+        g = rnd.map_reduce(gradients, shared=Message(send={"z": z}), cohort=rnd.invite(cohort.size))["g"]
         return task.objectives["train"].step(z, options.rates(rnd.index), g), {}
 
-    return Algorithm(init, round, (gradients,), {"global": View(lambda z: z)}, requires=("x", "y"))
+    made = Algorithm(init, round, (gradients,), {"global": View(lambda z: z)}, requires=("x", "y"))
+    return correcting(options.correction, made, "gradient", "g")

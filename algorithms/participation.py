@@ -12,7 +12,7 @@ correction applies to one slot of one phase that is reduced by a mean: models, c
     N, S             problem.clients, len(cohort)
     H                found.received, the clients heard
     p_i, 1/p_i       Round.chances, Cohort.weights
-    omega_i, K       Counts.weights of fedau.py, cutoff
+    omega_i, K       Counts.weights of fedau.py, or Tally.weights by domain; cutoff
     v_i, y_i         what a client sends in the slot (of a model: how far it moved), own["last"]
     e_i = v_i - y_i  what it sends instead, so that the server keeps one tree in the place of N
     y-bar            Memory.mean = (1/N) sum_i y_i, float64
@@ -26,21 +26,22 @@ Where clients count by their examples, n_i over its mean stands before each term
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedfleet.algorithms.fedau import Counts
+from fedfleet.algorithms.fedau import Counts, Tally
 from fedfleet.algorithms.local import carried
 from fedfleet.algorithms.options import ByName, refuse_others
 from fedfleet.simulator.author import (
     Algorithm,
     Cohort,
     ConfigError,
+    Domains,
     Exchanging,
     Key,
     LocalWork,
@@ -54,7 +55,7 @@ from fedfleet.simulator.author import (
     T,
     Tree,
     beneath,
-    learnt,
+    trainable,
 )
 
 
@@ -73,21 +74,31 @@ class Correction(ByName):
     """fedau: K, the longest interval that is counted; null: none. A short one gives less noise and more bias."""
     count: Literal["intervals", "invitations"] = "intervals"
     """fedau: what intervals are counted in: rounds, for cohorts of all clients; or a client's invitations, for samples of them."""
-    start: Literal["zeros", "wait", "heard"] = "zeros"
+    pool: Literal["client", "domain"] = "client"
+    """fedau with count: invitations: whose invitations and answers are counted together; domain: where nobody is met twice."""
+    start: Literal["zeros", "wait", "completed"] = "zeros"
     """mifa: clients never heard count as zeros; or the model waits until all have been heard; or the mean is over those heard."""
     chances: bool = False
     """fedvarp: divide differences by the chance of being online, so that each step has the right mean."""
 
+    takes: ClassVar[Mapping[str, Set[str]]] = {
+        "none": set(),
+        "known_p": {"normalise", "cap"},
+        "fedau": {"normalise", "cutoff", "count", "pool"},
+        "mifa": {"start"},
+        "fedvarp": {"chances", "cap"},
+    }
+    """The options that each kind has."""
+
     @model_validator(mode="after")
     def _applies(self) -> Correction:
-        used = {
-            "none": set(),
-            "known_p": {"normalise", "cap"},
-            "fedau": {"normalise", "cutoff", "count"},
-            "mifa": {"start"},
-            "fedvarp": {"chances", "cap"} if self.chances else {"chances"},
-        }
-        refuse_others(self, self.kind, used[self.kind], set().union(*used.values()))
+        idle = (
+            {"cutoff"} if self.pool == "domain" else {"cap"} if self.kind == "fedvarp" and not self.chances else set()
+        )
+        every = set().union(*self.takes.values())
+        refuse_others(self, self.kind, self.takes[self.kind] - idle, every)
+        if self.pool == "domain" and self.count != "invitations":
+            raise ValueError("pool=domain: it counts invitations: set count=invitations")
         return self
 
     @property
@@ -111,7 +122,7 @@ class Memory(NamedTuple):
 
 
 class Corrected(NamedTuple):
-    """An algorithm's state, and what its correction remembers: ``Counts``, a ``Memory``, or None."""
+    """An algorithm's state, and what its correction remembers: ``Counts``, a ``Tally``, a ``Memory``, or None."""
 
     state: Any
     memory: Any
@@ -161,7 +172,7 @@ def correcting(
     if how.kind == "none":
         return algorithm
     (plain,) = (p for p in algorithm.phases if p.name == phase)
-    if type(plain.reduce[slot]) is not Mean or plain.own is not None:
+    if type(plain.reduce[slot]) is not Mean or plain.client_state is not None:
         raise ConfigError(
             f"algorithm.correction={how.kind!r}: it corrects a mean over clients that keep no state, and slot {slot!r} of "
             f"phase {phase!r} is none: leave it out"
@@ -170,7 +181,8 @@ def correcting(
     phases = {p.name: of.changed(p) for p in algorithm.phases}
 
     def init(z: Tree, key: Key, problem: Problem) -> Corrected:
-        return Corrected(algorithm.init(z, key, problem), Counts.nothing() if how.kind == "fedau" else None)
+        counts = Tally.nothing() if how.pool == "domain" else Counts.nothing()
+        return Corrected(algorithm.init(z, key, problem), counts if how.kind == "fedau" else None)
 
     def round(at: Corrected, rnd: Round) -> tuple[Corrected, Mapping[str, float]]:
         turn = _Correcting(rnd, phases, of, at.memory)
@@ -186,11 +198,11 @@ def correcting(
         if how.count == "invitations":
             for record in cast(Any, rnd).records:
                 if record.phase == phase:
-                    memory = cast(Counts, memory).with_new(record.clients).invited(record.clients)
+                    memory = _invited(memory, record.clients, rnd.problem)
         return Corrected(algorithm.skipped(at.state, rnd), memory)
 
-    found = beneath(algorithm, lambda at: at.state)
-    return found._replace(init=init, round=round, skipped=skipped, phases=tuple(phases.values()), chances=how.asks)
+    result = beneath(algorithm, lambda at: at.state)
+    return result._replace(init=init, round=round, skipped=skipped, phases=tuple(phases.values()), chances=how.asks)
 
 
 def inverse_chances(rnd: Round, phase: Phase, cap: float, *, cohort: Cohort, **asked: Any) -> tuple[Tensor, float]:
@@ -199,16 +211,30 @@ def inverse_chances(rnd: Round, phase: Phase, cap: float, *, cohort: Cohort, **a
     return 1 / p.clamp(min=1 / cap), float((p * cap < 1).sum())
 
 
-def share_heard(found: Reduced, problem: Problem, weight: str) -> float:
+def _invited(memory: Any, clients: Tensor, problem: Problem) -> Counts | Tally:
+    """Return the counts after an invitation."""
+    if isinstance(memory, Tally):
+        return memory.invited(_domains(problem).of(clients))
+    return memory.with_new(clients).invited(clients)
+
+
+def _domains(problem: Problem) -> Domains:
+    """Return the domains, of which there is at least one wherever clients come from a population."""
+    if problem.domains is None:
+        raise ValueError("the problem has no domains")
+    return problem.domains
+
+
+def share_completed(result: Reduced, problem: Problem, weight: str) -> float:
     """Return the share of all clients that a phase has heard, or with the weight "num_examples" of all examples."""
-    return float(_parts(found, problem, weight).sum()) / problem.clients
+    return float(_parts(result, problem, weight).sum()) / problem.clients
 
 
-def _parts(found: Reduced, problem: Problem, weight: str) -> Tensor:
+def _parts(result: Reduced, problem: Problem, weight: str) -> Tensor:
     of = problem.num_examples
     if weight == "uniform" or of is None:
-        return torch.ones(len(found.received), dtype=torch.float64)
-    return of(found.received).double() / problem.mean_examples
+        return torch.ones(len(result.received), dtype=torch.float64)
+    return of(result.received).double() / problem.mean_examples
 
 
 class _Slot(NamedTuple):
@@ -235,13 +261,13 @@ class _Slot(NamedTuple):
         """Return how much of the mean of what is remembered MIFA steps by; so many of all have been heard, and before the round."""
         if self.how.start == "wait":
             return float(before > whole * (1 - 1e-9))
-        return whole / heard if self.how.start == "heard" else 1.0
+        return whole / heard if self.how.start == "completed" else 1.0
 
     def moved(self, step: Tree, shared: Message, buffers: Tree) -> Tree:
         """Return the model that was sent, moved by a step, with the buffers of another tree, if it has any."""
         if self.rates:
             step = T.scale({p: shared.config["lr"][p] for p in step}, step)
-        z = T.map(lambda z, d: (z.double() + d).to(z.dtype), learnt(shared.send[self.slot]), step)
+        z = T.map(lambda z, d: (z.double() + d).to(z.dtype), trainable(shared.send[self.slot]), step)
         return carried(z, buffers)
 
     def changed(self, phase: Phase) -> Phase:
@@ -258,36 +284,38 @@ class _Slot(NamedTuple):
             phase,
             work=self._remembering(phase.work),
             reduce=reduce,
-            own=self._nothing_yet,
+            client_state=self._nothing_yet,
             reweighted=self.weighs,
             model=None,
             difference=None,
         )
 
     def _nothing_yet(self, shared: Mapping[str, Any]) -> Tree:
-        zeros = T.zeros_like(learnt(shared["z"]))
-        return {"last": zeros, "heard": T.leaves(zeros)[0].new_zeros(())}
+        zeros = T.zeros_like(trainable(shared["z"]))
+        return {"last": zeros, "completed": T.leaves(zeros)[0].new_zeros(())}
 
     def _remembering(self, work: LocalWork) -> LocalWork:
         """Return the work of a client that sends by how much its answer differs from its last one."""
 
-        def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Tree:
-            return work.begin(shared, None, inbox, key)
+        def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Tree:
+            return work.client_init(shared, None, client_input, key)
 
-        def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, carry: Tree) -> tuple[Message, Tree]:
-            message, _ = work.finish(shared, None, inbox, carry)
+        def client_final(
+            shared: Mapping[str, Any], client_state: Tree, client_input: Tree, carry: Tree
+        ) -> tuple[Message, Tree]:
+            message, _ = work.client_final(shared, None, client_input, carry)
             sent = message.send[self.slot]
-            v = T.sub(learnt(sent), learnt(shared[self.slot])) if self.model else sent
+            v = T.sub(trainable(sent), trainable(shared[self.slot])) if self.model else sent
             if self.rates:
                 v = T.scale({p: 1.0 / shared["lr"][p] for p in v}, v)
-            e = T.sub(v, own["last"])
+            e = T.sub(v, client_state["last"])
             others = {slot: tree for slot, tree in message.send.items() if slot != self.slot}
             send = {**others, self.sent: carried(e, sent)}
-            first = {"first": 1.0 - own["heard"]} if self.how.start != "zeros" else {}
-            new = {"last": v, "heard": torch.ones_like(own["heard"])}
+            first = {"first": 1.0 - client_state["completed"]} if self.how.start != "zeros" else {}
+            new = {"last": v, "completed": torch.ones_like(client_state["completed"])}
             return replace(message, send=send, config={**message.config, **first}), new
 
-        return replace(work, begin=begin, finish=finish)
+        return replace(work, client_init=client_init, client_final=client_final)
 
 
 class _Correcting(Exchanging):
@@ -300,24 +328,28 @@ class _Correcting(Exchanging):
         self.metrics = dict[str, float]()
 
     def map_reduce(
-        self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
+        self, phase: Phase, *, shared: Message, cohort: Cohort, client_input: Tree = None, steps: int | None = None
     ) -> Reduced:
-        of, given = self._of, {"inbox": inbox, "steps": steps}
+        of, given = self._of, {"client_input": client_input, "steps": steps}
         if phase.name not in (of.phase.name, of.also):
             return super().map_reduce(phase, shared=shared, cohort=cohort, **given)
         if of.weighs:
             cohort = replace(cohort, weights=self._weights(phase, shared, cohort, given))
-        found = super().map_reduce(phase, shared=shared, cohort=cohort, **given)
+        result = super().map_reduce(phase, shared=shared, cohort=cohort, **given)
         if phase.name == of.also:
-            return found
+            return result
         origin = shared.send[of.slot] if of.model else None
-        now = self._remembered(found, shared, len(cohort)) if of.how.remembers else self._counted(found, cohort, origin)
-        others = {slot: value for slot, value in found.values.items() if slot != of.sent}
-        return found._replace(values={**others, of.slot: now})
+        now = (
+            self._remembered(result, shared, len(cohort)) if of.how.remembers else self._counted(result, cohort, origin)
+        )
+        others = {slot: value for slot, value in result.values.items() if slot != of.sent}
+        return result._replace(values={**others, of.slot: now})
 
     def _weights(self, phase: Phase, shared: Message, cohort: Cohort, given: Mapping[str, Any]) -> Tensor:
         """Return by how much the server multiplies each answer of a cohort (S,)."""
         how = self._of.how
+        if how.pool == "domain":
+            return self.memory.weights(_domains(self.problem).of(cohort.clients))
         if how.kind == "fedau":
             counts: Counts = self.memory.with_new(cohort.clients)
             return counts.weights(cohort.clients, self._now(counts, cohort.clients), how.cutoff)
@@ -332,47 +364,51 @@ class _Correcting(Exchanging):
             return counts.asked[torch.searchsorted(counts.clients, clients)]
         return torch.full_like(clients, self.index)
 
-    def _parts(self, found: Reduced) -> Tensor:
+    def _parts(self, result: Reduced) -> Tensor:
         """Return what each client heard is of all (R,) float64: 1, or its examples over their mean."""
-        return _parts(found, self.problem, self._of.phase.weight)
+        return _parts(result, self.problem, self._of.phase.weight)
 
-    def _counted(self, found: Reduced, cohort: Cohort, origin: Tree) -> Tree:
+    def _counted(self, result: Reduced, cohort: Cohort, origin: Tree) -> Tree:
         """Return the mean with weights, of which there is as much as they add up to."""
         of = self._of
         if of.how.kind == "fedau":
-            counts = self.memory.with_new(cohort.clients)
-            after = counts.answered(found.received, self._now(counts, found.received), of.how.cutoff)
-            self.memory = after.invited(cohort.clients)
-        mean = found[of.slot]
+            after = self.memory
+            if isinstance(after, Tally):
+                after = after.answered(_domains(self.problem).of(result.received))
+            else:
+                after = after.with_new(cohort.clients)
+                after = after.answered(result.received, self._now(after, result.received), of.how.cutoff)
+            self.memory = _invited(after, cohort.clients, self.problem)
+        mean = result[of.slot]
         if of.how.normalise:
             return mean
         intervals = of.how.kind == "fedau" and of.how.count == "intervals"
         whole = self.problem.clients if intervals else len(cohort)
-        share = float(self._parts(found) @ found.unit) / whole
+        share = float(self._parts(result) @ result.unit) / whole
         if origin is None:
             return T.scale(share, mean)
-        moved = T.axpy(share, T.sub(learnt(mean), learnt(origin)), learnt(origin))
+        moved = T.axpy(share, T.sub(trainable(mean), trainable(origin)), trainable(origin))
         return carried(moved, mean)
 
-    def _remembered(self, found: Reduced, shared: Message, invited: int) -> Tree:
+    def _remembered(self, result: Reduced, shared: Message, invited: int) -> Tree:
         """Return what is remembered of all clients with what is new of those heard, and remember that."""
         of, whole = self._of, float(self.problem.clients)
-        slot = found[of.sent]
+        slot = result[of.sent]
         weighted, plain = slot if of.weighs else (slot, slot)
-        e, parts = T.map(Tensor.double, learnt(plain)), self._parts(found)
+        e, parts = T.map(Tensor.double, trainable(plain)), self._parts(result)
         before = Memory(T.zeros_like(e), 0.0) if self.memory is None else self.memory
         mean = T.axpy(float(parts.sum()) / whole, e, before.mean)
-        heard = before.heard + (float(parts @ found.config["first"]) if "first" in found.config else 0.0)
+        heard = before.heard + (float(parts @ result.config["first"]) if "first" in result.config else 0.0)
         self.memory = Memory(mean, heard)
         if of.weighs:
-            share = float(parts @ found.unit) / invited
-            step = T.axpy(share, T.map(Tensor.double, learnt(weighted)), before.mean)
+            share = float(parts @ result.unit) / invited
+            step = T.axpy(share, T.map(Tensor.double, trainable(weighted)), before.mean)
         elif of.how.kind == "fedvarp":
             step = T.add(before.mean, e)
         else:
             step = T.scale(of.recalled(heard, before.heard, whole), mean)
         if not of.model:
-            return T.map(lambda d, like: d.to(like.dtype), step, learnt(plain))
+            return T.map(lambda d, like: d.to(like.dtype), step, trainable(plain))
         return of.moved(step, shared, plain)
 
 
@@ -384,7 +420,7 @@ class _Recalling(_Correcting):
         return Cohort(none, none)
 
     def map_reduce(
-        self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
+        self, phase: Phase, *, shared: Message, cohort: Cohort, client_input: Tree = None, steps: int | None = None
     ) -> Reduced:
         of, memory = self._of, self.memory
         step = T.scale(of.recalled(memory.heard, memory.heard, float(self.problem.clients)), memory.mean)

@@ -1,9 +1,10 @@
-"""What methods with a penalty on how domains differ share, beside the mean of their losses.
+"""Shared code of methods that add a penalty on how domains differ to the mean of the losses.
 
-DomainBed has them in one place for data that are in one place: Gulrajani & Lopez-Paz, "In search of lost domain generalization",
-ICLR 2021, algorithms.py. Here each client takes its own part of the gradient, with what it has to know of other domains, taken at
-the model that is sent, fixed for its local steps: with one full step a round, and each domain one client, it is theirs. Several
-clients of a domain have their part each, and count as clients in the mean.
+DomainBed has these methods for data in one place: Gulrajani & Lopez-Paz, "In search of lost domain generalization",
+ICLR 2021, algorithms.py. Here each client takes its own part of the gradient. Whatever it has to know of other
+domains is computed at the model that is sent, and stays fixed for its local steps. With one full step a round, and
+one client a domain, the result is DomainBed's. Several clients of a domain take a part each, and count as clients in
+the mean.
 """
 
 from __future__ import annotations
@@ -53,26 +54,29 @@ class Known(NamedTuple):
 
     send: Mapping[str, Tree]
     config: Mapping[str, float]
-    inbox: Tree = None
+    client_input: Tree = None
 
 
 class Look(NamedTuple):
-    """An exchange before the training: ``learnt(found, cohort, problem) -> known``."""
+    """An exchange before the training: ``result(found, cohort, problem) -> known``."""
 
     phase: Phase
-    learnt: Callable[[Reduced, Cohort, Problem], Known]
+    result: Callable[[Reduced, Cohort, Problem], Known]
 
 
 def penalised(
     options: PenaltyOptions, task: Task, cohort: CohortOptions, direction: Direction, look: Look | None, name: str
 ) -> Algorithm:
-    """Build an algorithm that averages local training along ``direction``, whose ``local.own`` is the client's inbox."""
+    """Build an algorithm that averages local training along ``direction``.
+
+    ``local.client_state`` of a direction is the client's ``client_input``.
+    """
     rule = options.client_optimizer.build()
 
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Local:
-        return Local(shared["z"], rule.init(shared["z"]), inbox)
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Local:
+        return Local(shared["z"], rule.init(shared["z"]), client_input)
 
-    work = replace(local_training(options.plan(), direction, rule), begin=begin)
+    work = replace(local_training(options.plan(), direction, rule), client_init=client_init)
     train = Phase(
         name="train", work=work, reduce={"z": Mean()}, weight=options.weight, model="z", dated=look is not None
     )
@@ -86,13 +90,13 @@ def penalised(
         return z
 
     def round(z: Tree, rnd: Round) -> tuple[Tree, dict[str, float]]:
-        invited, known = rnd.invite(cohort.invite), Known({}, {})
+        invited, known = rnd.invite(cohort.size), Known({}, {})
         if look is not None:
-            found = rnd.map_reduce(look.phase, shared=Message({"z": z}), cohort=invited)
-            known = look.learnt(found, invited, rnd.problem)
+            result = rnd.map_reduce(look.phase, shared=Message({"z": z}), cohort=invited)
+            known = look.result(result, invited, rnd.problem)
         config = {"lr": options.rates(rnd.index, task.parts), "penalty": options.penalty_at(rnd.index)}
         shared = Message({"z": z, **known.send}, {**config, **known.config})
-        return rnd.map_reduce(train, shared=shared, cohort=invited, inbox=known.inbox)["z"], {}
+        return rnd.map_reduce(train, shared=shared, cohort=invited, client_input=known.client_input)["z"], {}
 
     return Algorithm(
         init,

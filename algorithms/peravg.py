@@ -25,7 +25,7 @@ from pydantic import Field
 from fedfleet.algorithms.fedavg import FedAvgOptions, averaging
 from fedfleet.algorithms.local import Local, local_training
 from fedfleet.algorithms.options import CohortOptions
-from fedfleet.simulator.author import Algorithm, At, Key, Message, Ops, Personal, Task, Tree, rng
+from fedfleet.simulator.author import Algorithm, Key, Message, Ops, Personal, StepInfo, Task, Tree, rng
 
 
 class PerAvgOptions(FedAvgOptions):
@@ -43,7 +43,7 @@ def peravg(options: PerAvgOptions, task: Task, cohort: CohortOptions) -> Algorit
     def alpha(t: int) -> float:
         return options.alpha or options.lr * options.lr_schedule.at(t)
 
-    def direction(ops: Ops, shared: Mapping[str, Any], local: Local, batches: Any, at: At, key: Key) -> Tree:
+    def direction(ops: Ops, shared: Mapping[str, Any], local: Local, batches: Any, at: StepInfo, key: Key) -> Tree:
         first, second = batches
         near = ops.step("train", local.z, shared["alpha"], ops.grad("train", local.z, first, key)[0])
         return ops.grad("train", near, second, rng.fold(key, "second"))[0]

@@ -1,4 +1,4 @@
-"""Of a client's features the means by class, which FedPAC and FedAS compare bodies by."""
+"""Prototypes: the mean features of each class on a client, by which FedPAC and FedAS compare bodies."""
 
 from __future__ import annotations
 

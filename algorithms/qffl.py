@@ -24,10 +24,10 @@ from fedfleet.algorithms.local import zero
 from fedfleet.algorithms.options import CohortOptions, LocalOptions
 from fedfleet.simulator.author import (
     Algorithm,
-    At,
     Batch,
     BatchPlan,
     Key,
+    LocalLoop,
     LocalWork,
     Mean,
     Message,
@@ -35,7 +35,7 @@ from fedfleet.simulator.author import (
     Phase,
     Problem,
     Round,
-    Stage,
+    StepInfo,
     T,
     Task,
     Tree,
@@ -65,26 +65,28 @@ def qffl(options: QfflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build q-FedAvg; its state is z."""
     q = options.q
 
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _Local:
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> _Local:
         return _Local(zero(shared, key), shared["z"])
 
-    def measure(ops: Ops, shared: Mapping[str, Any], local: _Local, batch: Batch, at: At, key: Key) -> _Local:
+    def measure(ops: Ops, shared: Mapping[str, Any], local: _Local, batch: Batch, at: StepInfo, key: Key) -> _Local:
         share = batch.count() / at.num_examples
         return local._replace(loss=local.loss + share * ops.value("train", shared["z"], batch, key))
 
-    def step(ops: Ops, shared: Mapping[str, Any], local: _Local, batch: Batch, at: At, key: Key) -> _Local:
+    def step(ops: Ops, shared: Mapping[str, Any], local: _Local, batch: Batch, at: StepInfo, key: Key) -> _Local:
         d = ops.grad("train", local.z, batch, key)[0]
         return local._replace(z=ops.step("train", local.z, shared["lr"], d))
 
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: _Local) -> tuple[Message, Tree]:
+    def client_final(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, local: _Local
+    ) -> tuple[Message, Tree]:
         loss, lipschitz = local.loss.clamp(min=LEAST), 1 / shared["lr"]["x"]
         moved = T.scale(lipschitz, T.sub(shared["z"], local.z))
         h = lipschitz * loss**q + (q * loss ** (q - 1) * T.dot(moved, moved) if q else 0.0)
-        return Message({"delta": T.scale(loss**q, moved), "h": h}), own
+        return Message({"delta": T.scale(loss**q, moved), "h": h}), client_state
 
     everything = BatchPlan(size=options.loss_chunk, epochs=1, shuffle=False)
-    stages = (Stage(step=step, batches=options.plan()), Stage(step=measure, batches=everything))
-    work = LocalWork(begin=begin, stages=stages, finish=finish, divisible=False)
+    stages = (LocalLoop(step=step, batches=options.plan()), LocalLoop(step=measure, batches=everything))
+    work = LocalWork(client_init=client_init, loops=stages, client_final=client_final, divisible=False)
     train = Phase(name="train", work=work, reduce={"delta": Mean(), "h": Mean()}, weight="num_examples")
 
     def init(z: Tree, key: Key, problem: Problem) -> Tree:
@@ -92,7 +94,7 @@ def qffl(options: QfflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
 
     def round(z: Tree, rnd: Round) -> tuple[Tree, dict[str, float]]:
         shared = Message({"z": z}, {"lr": options.rates(rnd.index, task.parts)})
-        heard = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.invite))
+        heard = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.size))
         return T.axpy(-1.0 / float(heard["h"]), heard["delta"], z), {}
 
     return Algorithm(init, round, (train,), {"global": View(lambda z: z)}, minimises=True)

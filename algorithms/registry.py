@@ -25,6 +25,7 @@ from fedfleet.algorithms.fedawe import FedAweOptions, fedawe
 from fedfleet.algorithms.fedbabu import FedBabuOptions, fedbabu
 from fedfleet.algorithms.fedbuff import FedBuffOptions, fedbuff
 from fedfleet.algorithms.feddyn import FedDynOptions, feddyn
+from fedfleet.algorithms.fedfix import FedFixOptions, fedfix
 from fedfleet.algorithms.fedga import FedGaOptions, fedga
 from fedfleet.algorithms.fediir import FedIirOptions, fediir
 from fedfleet.algorithms.fedmm import FedMmOptions, fedmm
@@ -44,13 +45,15 @@ from fedfleet.algorithms.irm import irm
 from fedfleet.algorithms.local_sgda import SgdaOptions, local_sgda
 from fedfleet.algorithms.local_sgda_plus import SgdaPlusOptions, local_sgda_plus
 from fedfleet.algorithms.mcd import McdOptions, mcd
-from fedfleet.algorithms.mime import MimeOptions, mime, mimelite
+from fedfleet.algorithms.mime import MimeLiteOptions, MimeOptions, mime, mimelite
 from fedfleet.algorithms.omg import OmgOptions, omg
 from fedfleet.algorithms.options import CohortOptions, LocalOptions
 from fedfleet.algorithms.parallel_sgda import ParallelOptions, parallel_sgda
+from fedfleet.algorithms.participation import Correction
 from fedfleet.algorithms.penalised import PenaltyOptions
 from fedfleet.algorithms.peravg import PerAvgOptions, peravg
 from fedfleet.algorithms.qffl import QfflOptions, qffl
+from fedfleet.algorithms.refl import ReflOptions, refl
 from fedfleet.algorithms.robust import RobustOptions, robust
 from fedfleet.algorithms.scaffold import ScaffoldOptions, scaffold
 from fedfleet.algorithms.stablefdg import StableFdgOptions, stablefdg
@@ -80,6 +83,9 @@ ROWS: dict[str, Entry[Build]] = {
         cluster_fedvarp,
         "FedVARP with a memory of clusters at the server (Jhunjhunwala et al. 2022)",
     ),
+    "refl": Entry(
+        ReflOptions, refl, "those online that are online least, and late answers by age (Abdelmoniem et al. 2023)"
+    ),
     "amplified_fedavg": Entry(
         AmplifiedFedAvgOptions, amplified_fedavg, "one long step for each period of participation (Wang & Ji 2022)"
     ),
@@ -89,8 +95,9 @@ ROWS: dict[str, Entry[Build]] = {
         "the same with control variates that change by the period (Crawshaw & Liu 2024)",
     ),
     "mime": Entry(MimeOptions, mime, "steps with the server's momentum: two phases (Karimireddy et al. 2021)"),
-    "mimelite": Entry(MimeOptions, mimelite, "the same with plain local gradients: one phase (ibid.)"),
+    "mimelite": Entry(MimeLiteOptions, mimelite, "the same with plain local gradients: one phase (ibid.)"),
     "fedasync": Entry(FedAsyncOptions, fedasync, "each model is mixed in as it comes (Xie et al. 2019)"),
+    "fedfix": Entry(FedFixOptions, fedfix, "a server that steps at fixed times (Fraboni et al. 2023)"),
     "afl": Entry(AflOptions, afl, "agnostic: the worst mixture of domains (Mohri et al. 2019)"),
     "drfa": Entry(DrfaOptions, drfa, "AFL with local steps: two phases (Deng et al. 2020)"),
     "qffl": Entry(QfflOptions, qffl, "q-FFL: weight by a power of the loss (Li et al. 2020)"),
@@ -164,6 +171,7 @@ ALGORITHMS = Registry(
     given=("algorithm",),
     elsewhere={
         **{f"fed{rule}": f"fedopt with algorithm.server_optimizer={rule}" for rule in ("adam", "yogi", "adagrad")},
+        **{kind: f"fedavg with algorithm.correction={kind}" for kind in Correction.takes if kind != "none"},
         "fedavgm": "fedopt with algorithm.server_optimizer={name: sgd, momentum: 0.9}",
         **{
             rule: f"robust with algorithm.rule={rule}"

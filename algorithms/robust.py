@@ -30,7 +30,7 @@ What layers count is aggregated coordinate by coordinate under median and trimme
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -48,38 +48,28 @@ from fedfleet.simulator.author import (
     Mean,
     Problem,
     Round,
-    Stored,
     T,
     Task,
     Tree,
+    UploadMatrix,
     beneath,
     krum_shares,
-    learnt,
     rng,
+    trainable,
 )
 
 NAME = "robust"
 REMEMBERED = 1 << 28
 """Floats of all clients' histories that FoolsGold keeps at most."""
-_USED = {
-    "mean": set(),
-    "median": {"bucket"},
-    "trimmed_mean": {"bucket", "byzantine"},
-    "krum": {"bucket", "byzantine"},
-    "multi_krum": {"bucket", "byzantine", "keep"},
-    "geometric_median": {"bucket", "updates", "nu"},
-    "norm_bound": {"bucket", "bound"},
-    "foolsgold": set(),
-    "fltrust": set(),
-}
+RuleName = Literal[
+    "mean", "median", "trimmed_mean", "krum", "multi_krum", "geometric_median", "norm_bound", "foolsgold", "fltrust"
+]
 
 
 class RobustOptions(WrapperOptions):
     """Options of a robust rule."""
 
-    rule: Literal[
-        "mean", "median", "trimmed_mean", "krum", "multi_krum", "geometric_median", "norm_bound", "foolsgold", "fltrust"
-    ] = "median"
+    rule: RuleName = "median"
     """What takes the mean's place; mean: nothing does."""
     byzantine: float = Field(default=0.2, ge=0, lt=0.5)
     """Share of the answers that may be attackers': what a trimmed mean cuts on each side, and Krum does not count on."""
@@ -96,7 +86,8 @@ class RobustOptions(WrapperOptions):
 
     @model_validator(mode="after")
     def _applies(self) -> RobustOptions:
-        refuse_others(self, f"rule={self.rule}", _USED[self.rule], set().union(*_USED.values()))
+        every = frozenset().union(*(rule.options for rule in RULES.values()))
+        refuse_others(self, f"rule={self.rule}", RULES[self.rule].options, every)
         if self.bound != "median" and not self.bound > 0:
             raise ValueError(f"bound={self.bound:g}: an update has to be of some length: give a number above 0")
         return self
@@ -117,63 +108,65 @@ class RobustOptions(WrapperOptions):
 
     def enough(self, answers: int) -> bool:
         """Say whether the rule exists for so many answers, and attackers may not be in half of what it sees."""
-        seen, f = self.seen(answers), self.attackers(answers)
-        if self.rule not in ("trimmed_mean", "krum", "multi_krum"):
-            return True
-        return 2 * f < seen and (self.rule == "trimmed_mean" or (seen - f >= 3 and self.kept(answers) <= seen))
+        return RULES[self.rule].enough(self, answers)
 
 
 def robust(options: RobustOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build an algorithm with a robust rule in the place of its mean. Raises ConfigError where there may be too few answers."""
     inner = wrapped(options, task, cohort, "a robust rule")
-    few = [
-        n for n in range(cohort.min_responses, max(cohort.invite, cohort.min_responses) + 1) if not options.enough(n)
-    ]
+    few = [n for n in range(cohort.min_responses, max(cohort.size, cohort.min_responses) + 1) if not options.enough(n)]
     if few:
         raise ConfigError(
             f"algorithm.rule={options.rule!r}: of {few[-1]} answers it sees {options.seen(few[-1])} updates and leaves "
             f"{options.attackers(few[-1])} out of account, which is too few: raise cohort.min_responses above that, and "
-            f"cohort.invite, or lower algorithm.byzantine, algorithm.bucket or algorithm.keep"
+            f"cohort.size, or lower algorithm.byzantine, algorithm.bucket or algorithm.keep"
         )
-    most = max(cohort.invite, cohort.min_responses)
+    most = max(cohort.size, cohort.min_responses)
     if options.keep is not None and options.keep > (honest := options.seen(most) - options.attackers(most)):
         raise ConfigError(
             f"algorithm.keep={options.keep}: of the {options.seen(most)} updates that it sees of {most} answers, "
             f"{options.attackers(most)} may be attackers', whom it would average, too: lower it to {honest}, or lower "
             f"algorithm.byzantine"
         )
-    if options.rule == "mean":
-        return inner
-    if options.rule == "foolsgold":
-        return _remembering(inner)
-    if options.rule == "fltrust":
-        return _trusting(inner, options.of.name)
-    return instead(inner, NAME, lambda given: aggregated(options, given))
+    return RULES[options.rule].build(options, inner)
 
 
 def aggregated(o: RobustOptions, given: Exchange) -> Tree:
-    """Return the model, or the difference, that a rule without a memory makes of what was sent."""
-    answers = len(given.uploads.weight)
+    """Return the model, or the difference, that a rule makes of what was sent alone. Raises ValueError of another rule."""
+    rule, answers = RULES[o.rule], len(given.uploads.weight)
+    if rule.of is None:
+        raise ValueError(f"the rule {o.rule!r} needs more than what was sent")
     if not o.enough(answers):  # which is so in trials on two clients alone
         return given.moved(given.shares, given.shares)
     if o.bucket > 1:
         order = rng.permutation(rng.fold(given.key, "buckets"), answers)
-        weighted = o.rule in ("geometric_median", "norm_bound")
-        given = given._replace(uploads=given.uploads.grouped(order.split(o.bucket), weighted=weighted))
-    if o.rule == "median":
-        return given.uploads.median()
-    if o.rule == "trimmed_mean":
-        return given.uploads.trimmed_mean(o.attackers(answers) / o.seen(answers))
-    if o.rule == "norm_bound":
-        uploads, start = given.learnt
-        norms = uploads.norms(start)
-        bound = float(norms.nan_to_num(math.inf, math.inf).quantile(0.5)) if o.bound == "median" else o.bound
-        return given.moved(given.shares * norm_bound(norms, bound), given.without(norms.isfinite()))
-    if o.rule == "geometric_median":
-        counts = geometric_median(given.gram(), given.shares, o.updates, o.nu)
-    else:
-        counts = krum_shares(given.gram(), o.attackers(answers), o.kept(answers))
+        given = given._replace(uploads=given.uploads.grouped(order.split(o.bucket), weighted=rule.weighted))
+    return rule.of(o, answers, given)
+
+
+def _median(o: RobustOptions, answers: int, given: Exchange) -> Tree:
+    return given.uploads.median()
+
+
+def _trimmed_mean(o: RobustOptions, answers: int, given: Exchange) -> Tree:
+    return given.uploads.trimmed_mean(o.attackers(answers) / o.seen(answers))
+
+
+def _krum(o: RobustOptions, answers: int, given: Exchange) -> Tree:
+    counts = krum_shares(given.gram(), o.attackers(answers), o.kept(answers))
     return given.moved(counts, counts)
+
+
+def _geometric_median(o: RobustOptions, answers: int, given: Exchange) -> Tree:
+    counts = geometric_median(given.gram(), given.shares, o.updates, o.nu)
+    return given.moved(counts, counts)
+
+
+def _norm_bound(o: RobustOptions, answers: int, given: Exchange) -> Tree:
+    uploads, start = given.trainable
+    norms = uploads.norms(start)
+    bound = float(norms.nan_to_num(math.inf, math.inf).quantile(0.5)) if o.bound == "median" else o.bound
+    return given.moved(given.shares * norm_bound(norms, bound), given.without(norms.isfinite()))
 
 
 class Remembered(NamedTuple):
@@ -188,7 +181,7 @@ def _remembering(inner: Algorithm) -> Algorithm:
     phases = stored(inner)
 
     def init(z: Tree, key: Key, problem: Problem) -> Remembered:
-        floats = T.count(learnt(z))
+        floats = T.count(trainable(z))
         if problem.clients * floats > REMEMBERED:
             raise ConfigError(
                 f"algorithm.rule='foolsgold': the histories of {problem.clients:,} clients of {floats:,} floats each are too "
@@ -200,13 +193,13 @@ def _remembering(inner: Algorithm) -> Algorithm:
         history = at.history.clone()
 
         def rule(given: Exchange) -> Tree:
-            uploads, start = given.learnt
+            uploads, start = given.trainable
             place = 0
             for _, here, tile in uploads.tiles(start):
                 stop = place + here.stop - here.start
                 history[:, place:stop].index_add_(0, given.received, tile.to("cpu", history.dtype))
                 place = stop
-            gram = Stored((history[given.received],), (given.shares,)).gram()
+            gram = UploadMatrix((history[given.received],), (given.shares,)).gram()
             counts = given.shares * foolsgold(gram)
             total = counts.sum()
             return given.moved(counts / total if total > 0 else counts, given.without(finite(gram)))
@@ -214,15 +207,15 @@ def _remembering(inner: Algorithm) -> Algorithm:
         state, metrics = inner.round(at.state, ruled(rnd, phases, rule))
         return Remembered(state, history), metrics
 
-    own = beneath(inner, lambda at: at.state)
-    return own._replace(init=init, round=round, phases=tuple(phases.values()), name=NAME)
+    made = beneath(inner, lambda at: at.state)
+    return made._replace(init=init, round=round, phases=tuple(phases.values()), name=NAME)
 
 
 class Trusting(NamedTuple):
     """An algorithm's state, and by phase what the server keeps of its own work where clients keep a state."""
 
     state: Any
-    own: Mapping[str, Tree]
+    client_state: Mapping[str, Tree]
 
 
 def _trusting(inner: Algorithm, name: str) -> Algorithm:
@@ -233,32 +226,32 @@ def _trusting(inner: Algorithm, name: str) -> Algorithm:
         for p in inner.phases
         if (slot := p.model or p.difference)
     }
-    if any(stage.batches.held_out for p in mine.values() for stage in p.work.stages):
+    if any(stage.batches.held_out for p in mine.values() for stage in p.work.loops):
         raise ConfigError(
             f"algorithm.of={name!r}: its clients hold out examples to measure models on, and the server has none but those it "
             f"learns from: choose fedavg, or another rule"
         )
 
     def round(at: Trusting, rnd: Round) -> tuple[Trusting, Mapping[str, float]]:
-        own, trusted = dict(at.own), []
+        client_state, trusted = dict(at.client_state), []
 
         def rule(given: Exchange) -> Tree:
-            phase, shared, inbox, steps = given.asked
-            if inbox is not None:
+            phase, shared, client_input, steps = given.asked
+            if client_input is not None:
                 raise ConfigError(
                     f"algorithm.of={name!r}: each of its clients is sent something of its own, which the server has not: choose "
                     f"fedavg, or another rule"
                 )
-            done = rnd.at_server(mine[phase], shared=shared, own=own.get(phase), steps=steps)
-            if done.own is not None:
-                own[phase] = done.own
-            (root,) = map(learnt, done.values.values())
+            done = rnd.at_server(mine[phase], shared=shared, client_state=client_state.get(phase), steps=steps)
+            if done.client_state is not None:
+                client_state[phase] = done.client_state
+            (root,) = map(trainable, done.values.values())
             counts, scores = _trusted(given, root)
             trusted.append(float((scores > 0).double().mean()))
             return given.moved(counts, scores if scores.any() else None)
 
         state, metrics = inner.round(at.state, ruled(rnd, phases, rule))
-        return Trusting(state, own), {**metrics, "trusted": sum(trusted) / max(1, len(trusted))}
+        return Trusting(state, client_state), {**metrics, "trusted": sum(trusted) / max(1, len(trusted))}
 
     return beneath(inner, lambda at: at.state)._replace(
         init=lambda z, key, problem: Trusting(inner.init(z, key, problem), {}),
@@ -271,10 +264,61 @@ def _trusting(inner: Algorithm, name: str) -> Algorithm:
 
 def _trusted(given: Exchange, root: Tree) -> tuple[Tensor, Tensor]:
     """Return what updates are multiplied by (S,), and their trust scores (S,), whose sum is 1 unless nobody is trusted."""
-    uploads, start = given.learnt
+    uploads, start = given.trainable
     moved = root if start is None else T.map(lambda x, z: x.double() - z.double(), root, start)
     norms, length = uploads.norms(start), float(T.norm(moved))
     scores = trust(uploads.products(moved, start), norms, length)
     if scores.any():
         scores = scores / scores.sum()
     return scores * torch.where(norms > 0, length / norms, 0.0), scores
+
+
+def _always(o: RobustOptions, answers: int) -> bool:
+    return True
+
+
+def _fewer_than_half(o: RobustOptions, answers: int) -> bool:
+    return 2 * o.attackers(answers) < o.seen(answers)
+
+
+def _has_neighbours(o: RobustOptions, answers: int) -> bool:
+    seen = o.seen(answers)
+    return _fewer_than_half(o, answers) and seen - o.attackers(answers) >= 3 and o.kept(answers) <= seen
+
+
+def _in_place(o: RobustOptions, inner: Algorithm) -> Algorithm:
+    return instead(inner, NAME, lambda given: aggregated(o, given))
+
+
+class Rule(NamedTuple):
+    """A rule in the place of an algorithm's mean.
+
+    Attributes:
+        of: ``(options, answers, exchange) -> tree``: the model, or the difference, of what was sent alone. It sees buckets where
+            there are some. None for a rule that needs more, which ``build`` knows.
+        options: names of the options that it reads.
+        enough: ``(options, answers) -> bool``: whether the rule exists for so many answers.
+        weighted: whether it weighs clients as ``of`` in the options does; then a bucket does, too.
+        build: ``(options, inner) -> algorithm`` with the rule.
+
+    """
+
+    of: Callable[[RobustOptions, int, Exchange], Tree] | None = None
+    options: frozenset[str] = frozenset()
+    enough: Callable[[RobustOptions, int], bool] = _always
+    weighted: bool = False
+    build: Callable[[RobustOptions, Algorithm], Algorithm] = _in_place
+
+
+RULES: Mapping[RuleName, Rule] = {
+    "mean": Rule(build=lambda o, inner: inner),
+    "median": Rule(_median, frozenset({"bucket"})),
+    "trimmed_mean": Rule(_trimmed_mean, frozenset({"bucket", "byzantine"}), _fewer_than_half),
+    "krum": Rule(_krum, frozenset({"bucket", "byzantine"}), _has_neighbours),
+    "multi_krum": Rule(_krum, frozenset({"bucket", "byzantine", "keep"}), _has_neighbours),
+    "geometric_median": Rule(_geometric_median, frozenset({"bucket", "updates", "nu"}), weighted=True),
+    "norm_bound": Rule(_norm_bound, frozenset({"bucket", "bound"}), weighted=True),
+    "foolsgold": Rule(build=lambda o, inner: _remembering(inner)),
+    "fltrust": Rule(build=lambda o, inner: _trusting(inner, o.of.name)),
+}
+"""All rules by name. One more is a row here, and its name in ``RuleName``."""

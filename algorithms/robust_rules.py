@@ -1,4 +1,7 @@
-"""What robust rules make of inner products of updates: how much each of S counts, float64; ``robust.py`` says whose they are."""
+"""Robust rules as functions of updates' inner products.
+
+They return how much each of S updates counts, float64. ``robust.py`` cites their papers.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,12 @@ def geometric_median(gram: Tensor, weights: Tensor, updates: int, nu: float) -> 
     there = finite(gram)
     if bool(there.any()):
         gram, weights = gram.where(there & there[:, None], 0.0), weights.where(there, 0.0)
-    found = weights / weights.sum()
+    result = weights / weights.sum()
     for _ in range(updates):
-        squared = gram.diagonal() - 2 * gram @ found + found @ gram @ found
+        squared = gram.diagonal() - 2 * gram @ result + result @ gram @ result
         beta = weights / squared.clamp(min=0).sqrt().clamp(min=nu)
-        found = beta / beta.sum()
-    return found
+        result = beta / beta.sum()
+    return result
 
 
 def norm_bound(norms: Tensor, bound: float) -> Tensor:

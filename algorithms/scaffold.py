@@ -4,7 +4,7 @@ Karimireddy et al., "SCAFFOLD: Stochastic controlled averaging for federated lea
 
     paper          here
     x, y_i         shared z, local.z
-    c, c_i         shared c, own (a client's state)
+    c, c_i         shared c, client_state (a client's state)
     K, eta_l       steps (or epochs), lr
     eta_g          global_lr
     option II      how c_i is renewed (option I, which takes an extra pass over the data, is not offered)
@@ -45,7 +45,7 @@ def scaffold(options: ScaffoldOptions, task: Task, cohort: CohortOptions) -> Alg
         work=controlled(options.plan()),
         reduce={"dz": Mean(), "dc": Mean()},
         weight=options.weight,
-        own=no_control,
+        client_state=no_control,
         difference="dz",
     )
 
@@ -54,7 +54,7 @@ def scaffold(options: ScaffoldOptions, task: Task, cohort: CohortOptions) -> Alg
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
         shared = Message(send={"z": state.z, "c": state.c}, config={"lr": options.rates(rnd.index, task.parts)})
-        heard = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.invite))
+        heard = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.size))
         z = T.axpy(options.global_lr, heard["dz"], state.z)  # l. 16-17
         return State(z, T.axpy(share(heard.received, rnd.problem, options.weight), heard["dc"], state.c)), {}
 

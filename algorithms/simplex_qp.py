@@ -22,6 +22,6 @@ def least_quadratic(p: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(p / p.diagonal().mean().clamp(min=torch.finfo(p.dtype).tiny))
     root = vectors * values.clamp(min=0).sqrt()  # P = root root'
     system = torch.cat([root.T, torch.ones(1, len(p), dtype=p.dtype)])
-    found, _ = nnls(system.numpy(), [0.0] * len(p) + [1.0], maxiter=PASSES * len(p))
-    a = torch.from_numpy(found)
+    result, _ = nnls(system.numpy(), [0.0] * len(p) + [1.0], maxiter=PASSES * len(p))
+    a = torch.from_numpy(result)
     return a / a.sum()

@@ -37,11 +37,12 @@ from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.prototypes import EVERYTHING
 from fedfleet.simulator.author import (
     Algorithm,
-    At,
     Batch,
     Cohort,
+    CollectUploads,
     ConfigError,
     Key,
+    LocalLoop,
     LocalWork,
     Mean,
     Message,
@@ -50,8 +51,7 @@ from fedfleet.simulator.author import (
     Problem,
     Reduced,
     Round,
-    Stage,
-    Store,
+    StepInfo,
     Task,
     Tree,
     View,
@@ -96,16 +96,16 @@ def stablefdg(options: StableFdgOptions, task: Task, cohort: CohortOptions) -> A
     rule, sharing = options.client_optimizer.build(), options.share > 0
     change = options.model_dump(include={"share", "explore", "copies", "factor", "alpha"})
 
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Local:
-        return Local(shared["z"], rule.init(shared["z"]), inbox)
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Local:
+        return Local(shared["z"], rule.init(shared["z"]), client_input)
 
-    def direction(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
-        foreign = zero(shared, key).expand(2, width) if local.own is None else local.own
+    def direction(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: StepInfo, key: Key) -> Tree:
+        foreign = zero(shared, key).expand(2, width) if local.client_state is None else local.client_state
         return ops.grad("stablefdg", local.z, batch, key, ctx={**change, "foreign": foreign})[0]
 
     plain = not sharing and options.explore == 0
-    work = replace(local_training(options.plan(), gradient if plain else direction, rule), begin=begin)
-    reduce = {"style": Store()}
+    work = replace(local_training(options.plan(), gradient if plain else direction, rule), client_init=client_init)
+    reduce = {"style": CollectUploads()}
     look = Phase(name="styles", work=_look(width), reduce=reduce, dated=True)
     train = Phase(name="train", work=work, reduce={"z": Mean()}, weight=options.weight, model="z", dated=sharing)
 
@@ -113,12 +113,12 @@ def stablefdg(options: StableFdgOptions, task: Task, cohort: CohortOptions) -> A
         return z
 
     def round(z: Tree, rnd: Round) -> tuple[Tree, dict[str, float]]:
-        invited, styles = rnd.invite(cohort.invite), None
+        invited, styles = rnd.invite(cohort.size), None
         if sharing:
-            found = rnd.map_reduce(look, shared=Message({"z": z}), cohort=invited)
-            styles = dealt(found, invited, rng.fold(rnd.key, "styles"))
+            result = rnd.map_reduce(look, shared=Message({"z": z}), cohort=invited)
+            styles = dealt(result, invited, rng.fold(rnd.key, "styles"))
         shared = Message({"z": z}, {"lr": options.rates(rnd.index, task.parts)})
-        return rnd.map_reduce(train, shared=shared, cohort=invited, inbox=styles)["z"], {}
+        return rnd.map_reduce(train, shared=shared, cohort=invited, client_input=styles)["z"], {}
 
     return Algorithm(
         init,
@@ -131,24 +131,24 @@ def stablefdg(options: StableFdgOptions, task: Task, cohort: CohortOptions) -> A
     )
 
 
-def dealt(found: Reduced, invited: Cohort, key: Key) -> Tensor:
+def dealt(result: Reduced, invited: Cohort, key: Key) -> Tensor:
     """Return for each client invited the styles (S, 2, width) of another one that was heard, 0 where there is none."""
-    styles: Tensor = found["style"].stacked()
-    numbered = found.received.argsort()  # blocks may come in another order
+    styles: Tensor = result["style"].stacked()
+    numbered = result.received.argsort()  # blocks may come in another order
     circle = numbered[rng.permutation(key.to(numbered.device), len(numbered))]
     of = torch.zeros((len(invited), *styles.shape[1:]), dtype=styles.dtype, device=styles.device)
     if len(circle) < 2:
         return of
-    place = positions(found.received[circle], invited.clients)
+    place = positions(result.received[circle], invited.clients)
     return of.index_copy(0, place, styles[circle.roll(-1)])
 
 
 def _look(width: int) -> LocalWork:
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _Moments:
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> _Moments:
         nothing = zero(shared, key)
         return _Moments(nothing, nothing.expand(width), nothing.expand(width))
 
-    def step(ops: Ops, shared: Mapping[str, Any], seen: _Moments, batch: Batch, at: At, key: Key) -> _Moments:
+    def step(ops: Ops, shared: Mapping[str, Any], seen: _Moments, batch: Batch, at: StepInfo, key: Key) -> _Moments:
         styles, real = ops.apply("styles", shared["z"], batch), (batch.weight > 0)[:, None]
         n = batch.count().to(seen.number.dtype)
         mean = torch.where(real, styles, 0.0).sum(0) / n.clamp(min=1)
@@ -158,8 +158,15 @@ def _look(width: int) -> LocalWork:
         more = squares + away.square() * seen.number * share
         return _Moments(total, seen.mean + away * share, seen.squares + more)
 
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, seen: _Moments) -> tuple[Message, Tree]:
+    def client_final(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, seen: _Moments
+    ) -> tuple[Message, Tree]:
         variance = seen.squares / (seen.number - 1).clamp(min=1)
-        return Message({"style": torch.stack([seen.mean, (variance + EPS).sqrt()])}), own
+        return Message({"style": torch.stack([seen.mean, (variance + EPS).sqrt()])}), client_state
 
-    return LocalWork(begin=begin, stages=(Stage(step=step, batches=EVERYTHING),), finish=finish, divisible=False)
+    return LocalWork(
+        client_init=client_init,
+        loops=(LocalLoop(step=step, batches=EVERYTHING),),
+        client_final=client_final,
+        divisible=False,
+    )

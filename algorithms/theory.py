@@ -54,12 +54,12 @@ class CdmaTheory(Options):
         if self.responses > cohort.fewest:
             raise ConfigError(
                 f"{at}responses={self.responses}: a phase may go on after {cohort.fewest} answers, and S is the least of any "
-                f"round: lower it, or raise cohort.invite"
+                f"round: lower it, or raise cohort.size"
             )
         if variant == "ada" and self.responses < (least := self._spread / (self.smoothness * self.gap)):
             raise ConfigError(
                 f"{at}responses={self.responses}: Theorem 3 needs (sigma_1^2 / kappa^2 + sigma_2^2) / (smoothness * gap) = "
-                f"{least:g} at least: raise it and cohort.invite"
+                f"{least:g} at least: raise it and cohort.size"
             )
 
     def check_steps(self, variant: str, options: LocalOptions, problem: Problem) -> None:
@@ -67,15 +67,15 @@ class CdmaTheory(Options):
         count = problem.num_examples
         if count is None:
             return
-        found = {
+        result = {
             -(-n // options.batch_size) for n in count(torch.arange(min(problem.clients, LOOKED_AT))).unique().tolist()
         }
-        if options.steps is None and len(found) > 1:
+        if options.steps is None and len(result) > 1:
             raise ConfigError(
                 f"algorithm.epochs={options.epochs or 1}: the theorems take as many local steps at every client, and an epoch has "
-                f"{min(found)} to {max(found)} here: give algorithm.steps, or leave algorithm.theory out"
+                f"{min(result)} to {max(result)} here: give algorithm.steps, or leave algorithm.theory out"
             )
-        if variant == "nc" and options.steps is not None and (odd := sorted(e for e in found if options.steps % e)):
+        if variant == "nc" and options.steps is not None and (odd := sorted(e for e in result if options.steps % e)):
             raise ConfigError(
                 f"algorithm.steps={options.steps}: Theorem 1 needs a multiple of a client's epoch, which has {odd[0]} steps of "
                 f"algorithm.batch_size={options.batch_size}: change one of them, or leave algorithm.theory out"

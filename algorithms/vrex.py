@@ -28,18 +28,18 @@ from fedfleet.algorithms.penalised import Known, Look, PenaltyOptions, penalised
 from fedfleet.algorithms.prototypes import EVERYTHING
 from fedfleet.simulator.author import (
     Algorithm,
-    At,
     Batch,
     ByDomainMean,
     Cohort,
     Key,
+    LocalLoop,
     LocalWork,
     Message,
     Ops,
     Phase,
     Problem,
     Reduced,
-    Stage,
+    StepInfo,
     T,
     Task,
     Tree,
@@ -49,17 +49,17 @@ from fedfleet.simulator.author import (
 def vrex(options: PenaltyOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build V-REx."""
 
-    def direction(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
+    def direction(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: StepInfo, key: Key) -> Tree:
         g = ops.grad("train", local.z, batch, key)[0]
-        return {**g, "x": T.scale(1 + 2 * shared["penalty"] * local.own, g["x"])}
+        return {**g, "x": T.scale(1 + 2 * shared["penalty"] * local.client_state, g["x"])}
 
     risk = Phase(name="risk", work=_all_losses(), reduce={"loss": ByDomainMean()}, weight="num_examples", dated=True)
     return penalised(options, task, cohort, direction, Look(risk, above_mean), "vrex")
 
 
-def above_mean(found: Reduced, invited: Cohort, problem: Problem) -> Known:
+def above_mean(result: Reduced, invited: Cohort, problem: Problem) -> Known:
     """Tell each client how far the loss of its domain is above the mean over domains: R_d - mean R (S,)."""
-    domains, heard = of_problem(problem), found["loss"]
+    domains, heard = of_problem(problem), result["loss"]
     above = torch.zeros(len(domains.examples), dtype=heard.value.dtype)
     above = above.index_copy(0, heard.domain.cpu(), (heard.value - heard.value.mean()).cpu())
     return Known({}, {}, above[domains.of(invited.clients)])
@@ -68,15 +68,22 @@ def above_mean(found: Reduced, invited: Cohort, problem: Problem) -> Known:
 def _all_losses() -> LocalWork:
     """Return the mean loss at ``shared["z"]`` over all of a client's examples."""
 
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Tensor:
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Tensor:
         return zero(shared, key)
 
-    def step(ops: Ops, shared: Mapping[str, Any], total: Tensor, batch: Batch, at: At, key: Key) -> Tensor:
+    def step(ops: Ops, shared: Mapping[str, Any], total: Tensor, batch: Batch, at: StepInfo, key: Key) -> Tensor:
         return (
             total + batch.mean(ops.apply("per_example", shared["z"], batch)["loss"]) * batch.count() / at.num_examples
         )
 
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, total: Tensor) -> tuple[Message, Tree]:
-        return Message({"loss": total}), own
+    def client_final(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, total: Tensor
+    ) -> tuple[Message, Tree]:
+        return Message({"loss": total}), client_state
 
-    return LocalWork(begin=begin, stages=(Stage(step=step, batches=EVERYTHING),), finish=finish, divisible=False)
+    return LocalWork(
+        client_init=client_init,
+        loops=(LocalLoop(step=step, batches=EVERYTHING),),
+        client_final=client_final,
+        divisible=False,
+    )

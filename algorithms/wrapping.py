@@ -1,7 +1,7 @@
-"""What algorithms share that are put on another one, in whose rounds they take the place of a mean.
+"""Shared code of algorithms that wrap another one and replace its mean.
 
-The other's own ``round`` runs on a round whose ``map_reduce`` gives something else than the mean of models, or of what they moved
-by; a phase says which slot that is (``Phase.model``, ``difference``).
+The inner algorithm's own ``round`` runs on a round whose ``map_reduce`` returns something else than the mean of
+models, or of their movements. A phase says which slot that is (``Phase.model``, ``difference``).
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from typing import Annotated, Any, NamedTuple, cast
 from pydantic import Field
 from torch import Tensor
 
-from fedfleet.algorithms.options import CohortOptions, Options
+from fedfleet.algorithms.domain_participation import correction_of
+from fedfleet.algorithms.options import AlgorithmOptions, CohortOptions, LocalData
 from fedfleet.simulator.author import (
     BUFFERS,
     Algorithm,
     Cohort,
+    CollectUploads,
     ConfigError,
     Exchanging,
     Key,
@@ -27,43 +29,30 @@ from fedfleet.simulator.author import (
     Reduced,
     Registry,
     Round,
-    Store,
-    Stored,
     T,
     Task,
     Tree,
-    learnt,
+    UploadMatrix,
+    trainable,
 )
 
 INNER = Registry("algorithm", {}, key="name", default="fedavg")
 """Algorithms that another can be put on; ``algorithms/registry.py`` enters them."""
 
 
-class WrapperOptions(Options):
+class WrapperOptions(AlgorithmOptions):
     """Options of what is put on another algorithm."""
 
     of: Annotated[Any, INNER] = Field(default={"name": "fedavg"}, validate_default=True)
     """The algorithm whose mean is replaced: its name, or that and its options."""
 
-    @property
-    def batch_size(self) -> int | None:
-        """Examples a step of the algorithm, B."""
-        return getattr(self.of, "batch_size", 1)
+    def local_data(self) -> LocalData | None:
+        """Return how much of its data a client of the algorithm takes at once."""
+        return self.of.local_data()
 
-    @property
-    def dual_lr(self) -> float | None:
-        """Its learning rate of a dual part, if it has one of its own."""
-        return getattr(self.of, "dual_lr", None)
-
-    @property
-    def steps(self) -> int | None:
-        """Its local steps, if they are given."""
-        return getattr(self.of, "steps", None)
-
-    @property
-    def epochs(self) -> int | None:
-        """Its passes over the local data, if they are."""
-        return getattr(self.of, "epochs", None)
+    def given_dual_lr(self) -> float | None:
+        """Return its learning rate of a dual part, if one is given."""
+        return self.of.given_dual_lr()
 
 
 class Asked(NamedTuple):
@@ -71,7 +60,7 @@ class Asked(NamedTuple):
 
     phase: str
     shared: Message = Message()
-    inbox: Tree = None
+    client_input: Tree = None
     steps: int | None = None
 
 
@@ -87,7 +76,7 @@ class Exchange(NamedTuple):
 
     """
 
-    uploads: Stored
+    uploads: UploadMatrix
     origin: Tree
     received: Tensor
     key: Key
@@ -107,13 +96,13 @@ class Exchange(NamedTuple):
         return self.shares if bool(there.all()) or float(left.sum()) == 0.0 else left / left.sum()
 
     @property
-    def learnt(self) -> tuple[Stored, Tree]:
+    def trainable(self) -> tuple[UploadMatrix, Tree]:
         """The uploads and the origin without what layers count."""
-        return self.uploads.of(learnt), None if self.origin is None else learnt(self.origin)
+        return self.uploads.of(trainable), None if self.origin is None else trainable(self.origin)
 
     def gram(self) -> Tensor:
         """Return the inner products (S, S) float64 of what models have moved by."""
-        uploads, start = self.learnt
+        uploads, start = self.trainable
         return uploads.gram(start)
 
     def moved(self, step: Tensor, buffers: Tensor | None) -> Tree:
@@ -121,7 +110,7 @@ class Exchange(NamedTuple):
 
         What layers count is averaged with the weights ``buffers`` (S,); None leaves it as it was.
         """
-        uploads, start = self.learnt
+        uploads, start = self.trainable
         move = uploads.combine(step, start)
         new = move if start is None else T.map(lambda m, z: m.add_(z), move, start)  # in place, to spare memory
         if BUFFERS not in self.uploads.blocks[0]:
@@ -140,8 +129,7 @@ Rule = Callable[[Exchange], Tree]
 
 def wrapped(options: WrapperOptions, task: Task, cohort: CohortOptions, what: str) -> Algorithm:
     """Build the algorithm that ``what`` is put on. Raises ConfigError where it takes no mean in whose place that could come."""
-    how = getattr(options.of, "correction", None)
-    if how is not None and how.kind != "none":
+    if (how := correction_of(options.of)) is not None and how.kind != "none":
         raise ConfigError(
             f"algorithm.of.correction={how.kind!r}: it corrects a mean, and {what} comes in its place: leave it out"
         )
@@ -175,7 +163,7 @@ def _stored(phase: Phase) -> Phase:
         return phase
     assert isinstance(phase.reduce[slot], Mean)
     # A late upload has moved from another model.
-    return replace(phase, reduce={**phase.reduce, slot: Store()}, dated=True)
+    return replace(phase, reduce={**phase.reduce, slot: CollectUploads()}, dated=True)
 
 
 def ruled(rnd: Round, phases: Mapping[str, Phase], rule: Rule) -> Round:
@@ -189,13 +177,13 @@ class _Ruled(Exchanging):
         self._rule = rule
 
     def map_reduce(
-        self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
+        self, phase: Phase, *, shared: Message, cohort: Cohort, client_input: Tree = None, steps: int | None = None
     ) -> Reduced:
-        found = super().map_reduce(phase, shared=shared, cohort=cohort, inbox=inbox, steps=steps)
+        result = super().map_reduce(phase, shared=shared, cohort=cohort, client_input=client_input, steps=steps)
         slot = phase.model or phase.difference
         if slot is None:
-            return found
+            return result
         origin = shared.send[slot] if phase.model else None
-        asked = Asked(phase.name, shared, inbox, steps)
-        given = Exchange(found.values[slot], origin, found.received, self._round.key, asked)
-        return found._replace(values={**found.values, slot: self._rule(given)})
+        asked = Asked(phase.name, shared, client_input, steps)
+        given = Exchange(result.values[slot], origin, result.received, self._round.key, asked)
+        return result._replace(values={**result.values, slot: self._rule(given)})

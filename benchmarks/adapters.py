@@ -1,7 +1,8 @@
-"""What adapters cost beside whole nets: ``python -m benchmarks.adapters``: a block of clients at once, or one at a time.
+"""Cost of adapters beside whole nets: ``python -m benchmarks.adapters``: a block of clients at once, or one at a time.
 
-Rounds of 32 clients with two steps each, of adapters of rank 8 and of all weights, on an MLP and a small transformer, in turns in
-this process with one thread. Memory is what a process of its own grows by over two rounds, at its peak.
+A round has 32 clients with two steps each. They train adapters of rank 8, or all weights, of an MLP and of a small
+transformer. All ways take turns in this process with one thread. Memory is how much a process of its own grows over
+two rounds, at its peak.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def built(net: str, rank: int | None) -> world.World:
     clients = InMemoryPopulation(data, torch.arange(total), places, torch.zeros(CLIENTS, dtype=torch.int64))
     entry = ALGORITHMS["fedavg"]
     options = entry.options(**{"steps": STEPS, "batch_size": BATCH, "lr": case.lr})
-    return world.World(case, task, entry.build(options, task, CohortOptions(invite=CLIENTS)), clients)
+    return world.World(case, task, entry.build(options, task, CohortOptions(size=CLIENTS)), clients)
 
 
 def said(rank: int | None, inner: str) -> str:

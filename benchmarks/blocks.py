@@ -1,8 +1,8 @@
-"""What the ways to run a block take: ``python -m benchmarks.blocks --case mlp``.
+"""Time of each way to run a block: ``python -m benchmarks.blocks --case mlp``.
 
-A block of each phase of a case is run in one process one client at a time, batched, factored, and replayed
-(docs/capture.md) as the rule chooses, in turns. Ratios are taken within a turn; beside their median stands what 80 % of them
-lie between.
+One process runs a block of each phase of a case in turns: one client at a time, batched, factored, and replayed
+(docs/explanation/capture.md) as the rule chooses. Ratios are taken within a turn. Each comes with its median and the
+range that 80 % of them lie in.
 """
 
 from __future__ import annotations

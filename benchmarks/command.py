@@ -1,4 +1,4 @@
-"""What all commands share: arguments with one-line errors, progress on standard error, results on standard output."""
+"""Shared parts of all commands: one-line errors, progress on standard error, results on standard output."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def corrected(of: World, correction: str) -> World:
     """Return a case whose mean is corrected."""
     entry, case = ALGORITHMS["fedavg"], of.case
     given = {"steps": case.steps, "batch_size": case.batch, "lr": case.lr, "correction": correction}
-    return replace(of, algorithm=entry.build(entry.options(**given), of.task, CohortOptions(invite=case.cohort)))
+    return replace(of, algorithm=entry.build(entry.options(**given), of.task, CohortOptions(size=case.cohort)))
 
 
 def measure(case: Case, number: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""How fast Parquet becomes clients on disk, and how fast a cohort is read: ``python -m benchmarks.disk [--clients 1000000]``.
+"""Speed of Parquet to clients on disk, and of reading cohorts: ``python -m benchmarks.disk [--clients 1000000]``.
 
-Clients of 10 examples of 32 features are written to Parquet, their rows together or shuffled, and converted. Then random
-cohorts are read, in the blocks that a round would be cut into, and in one piece.
+Clients have 10 examples of 32 features. They are written to Parquet, each client's rows together or shuffled, and
+converted. Then random cohorts are read, in the blocks that a round would be cut into, and in one piece.
 """
 
 from __future__ import annotations

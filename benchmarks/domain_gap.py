@@ -1,7 +1,8 @@
-"""How far apart domains are, training on each and testing on all: ``python -m benchmarks.domain_gap [--dataset domains_digits]``.
+"""Gaps between domains, by training on each and testing on all: ``python -m benchmarks.domain_gap``.
 
-A small convolutional net (16 and 32 channels, 128 hidden units) takes as many Adam steps on whatever it learns from: one domain,
-or, in the last row, all but the one that it is tested on. Nothing adapts to anything: adaptation starts from these figures.
+``--dataset`` chooses the data. A small convolutional net (16 and 32 channels, 128 hidden units) takes the same number
+of Adam steps on each training set. A training set is one domain or, in the last row, all but the one that is tested
+on. No method adapts to another domain here: these figures are where adaptation starts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What it costs that clients drop out: ``python -m benchmarks.dropout --case logistic``.
+"""Cost of client dropout: ``python -m benchmarks.dropout --case logistic``.
 
-Of 100 invited some 70 answer, others each round; beside it 70 are invited and all answer. Clients have 10 to 1,000 examples, so
-many that their logarithms are uniform, and take the case's local steps. What is compared is the time of a client that is heard,
-from the 200th round on, with blocks captured as they are in any run. Both run in this process with one thread, by the product's
-own rule for the case, round by round in turn.
+Of 100 invited clients about 70 answer, others in each round. Beside it 70 are invited, and all answer. The sizes of
+clients are log-uniform, from 10 to 1,000 examples, and clients take the case's local steps. The figure compared is
+the time per client that answers, from the 200th round on, with blocks captured as in any run. Both run in this
+process with one thread, by the engine's own rule for the case, and take turns round by round.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _rounds(of: World, executor: LocalExecutor, online: Availability, rounds: in
     conditions = Conditions(seed=of.case.seed, block_size=how.block_size, federation=Federation(availability=online))
     z = of.task.init(of.case.seed)
     for record in simulate(of.algorithm, z, world.problem(of), conditions, executor, rounds):
-        yield record.seconds / record.phases[0].counts["heard"]
+        yield record.seconds / record.phases[0].counts["completed"]
 
 
 def measure(case: Case, number: int) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> None:
     command.add_rounds(ask)
     command.add_engine(ask)
     ask.add_argument("--cohort", type=command.count, help="clients a round, instead of the case's")
-    ask.add_argument("--no-capture", action="store_true", help="never replay blocks (docs/capture.md)")
+    ask.add_argument("--no-capture", action="store_true", help="never replay blocks (docs/explanation/capture.md)")
     ask.add_argument("--overhead", action="store_true", help="also time phases in which clients do nothing")
     args = ask.parse_args(argv)
     chosen = [

@@ -1,8 +1,9 @@
-"""What hiding single examples costs: ``python -m benchmarks.examples``, beside Opacus.
+"""Cost of example-level privacy: ``python -m benchmarks.examples``, beside Opacus.
 
-Rounds of private clients, one at a time and many at once, in turns with rounds without, and with a loop over clients by Opacus'
-gradients of single examples. All are in this process with one thread; ratios are taken within a turn. Batches are shuffled, so that
-all have the same work; those that are drawn have rows to spare, and are measured besides.
+Rounds of private clients run one at a time and many at once. They take turns with rounds without privacy, and with a
+loop over clients that uses Opacus' gradients of single examples. All run in this process with one thread, and ratios
+are taken within a turn. Batches are shuffled, so that all have the same work. Drawn batches have rows to spare, and
+are measured as well.
 """
 
 from __future__ import annotations

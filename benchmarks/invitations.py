@@ -1,7 +1,7 @@
-"""How long it takes to resolve a cohort, every kind of availability and devices: ``python -m benchmarks.invitations``.
+"""Time to resolve a cohort, for every availability and kind of devices: ``python -m benchmarks.invitations``.
 
-Timed is what the driver does before any client works: drawing the cohort, the work it is asked for, who is online, how long
-each takes, who fails, whom the server hears.
+It times the driver before any client works: who is invited, to what work, who is online, how long each takes, who
+fails, and who completes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedfleet.experiments.experiment import Experiment
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.block.batches import work
 from fedfleet.simulator.fleet.devices import Load
-from fedfleet.simulator.fleet.responses import Fate, respond
+from fedfleet.simulator.fleet.responses import Outcome, respond
 
 AVAILABILITY: dict[str, dict[str, Any]] = {
     "always": {},
@@ -35,7 +35,7 @@ AVAILABILITY: dict[str, dict[str, Any]] = {
     "size_correlated": {"rate": 0.7},
     "trace": {},
 }
-DEVICES = ("alike", "lognormal")
+DEVICES = ("homogeneous", "lognormal")
 TRACED, INTERVALS = 100_000, 20  # devices of the trace, and intervals of each
 
 
@@ -55,7 +55,7 @@ def measure(availability: str, devices: str, trace: Path, clients: int, cohort: 
             {
                 "population": {"dataset": "synthetic", "clients": clients},
                 "algorithm": {"name": "fedavg", "epochs": 1},
-                "cohort": {"invite": cohort, "respond": "siwer", "deadline_s": 3600, "partial_work": True},
+                "cohort": {"size": cohort, "wait_for": "siwer", "deadline_s": 3600, "partial_work": True},
                 "availability": {"kind": availability, **options},
                 "devices": {"kind": devices, "failures_per_hour": 1},
                 "executor": {"kind": "local", "inner": "batched", "block_size": 100},
@@ -72,13 +72,13 @@ def measure(availability: str, devices: str, trace: Path, clients: int, cohort: 
         load = Load(*work(phase, x.problem.num_examples(ids)), 1e6, 1e6, 1e6)
         result = respond(conditions.federation, ids, torch.zeros_like(ids), load, 1000.0 * i, key, key)
         found.append(time.perf_counter() - began)
-        heard.append(float((result.fate == Fate.HEARD).double().mean()))
+        heard.append(float((result.outcome == Outcome.COMPLETED).double().mean()))
     return {
         "availability": availability,
         "devices": devices,
         "invited": cohort,
         "ms": 1e3 * median(found[1:]),
-        "heard_share": median(heard),
+        "completed_share": median(heard),
     }
 
 
@@ -104,10 +104,10 @@ def main(argv: list[str] | None = None) -> None:
     if args.json:
         print(json.dumps({"machine": command.machine(), "results": found}))
         return
-    keys = ("availability", "devices", "ms", "heard_share")
+    keys = ("availability", "devices", "ms", "completed_share")
     rows = [[r[k] for k in keys] for r in found]
     command.show(
-        f"Resolving {args.cohort:,} of {args.clients:,} clients", ["availability", "devices", "ms", "heard"], rows
+        f"Resolving {args.cohort:,} of {args.clients:,} clients", ["availability", "devices", "ms", "completed"], rows
     )
 
 

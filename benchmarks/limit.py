@@ -1,6 +1,6 @@
-"""What arithmetic allows: ``python -m benchmarks.limit --processes 2`` tells what large products reach on this machine's cores.
+"""Limit of arithmetic, the speed of large products on these cores: ``python -m benchmarks.limit --processes 2``.
 
-Beside it stands what a net's training takes, so that a speed can be given as a share of the limit.
+``of_update`` counts the operations of a client's training, so that a speed can be given as a share of the limit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Does memory grow over many rounds? ``python -m benchmarks.memory``: the driver and each Ray actor, over 3,000 rounds.
+"""Growth of memory over 3,000 rounds, of the driver and of each Ray actor: ``python -m benchmarks.memory``.
 
 Every few rounds each process reports its unique set size. A straight line is fitted to each third of the rounds: what grows as
 pools fill and libraries load shows in the first, what grows for good in all.

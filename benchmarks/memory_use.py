@@ -1,4 +1,4 @@
-"""How much memory a process uses, and the peak of it."""
+"""Memory that a process uses, and its peak."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a phase costs when clients do nothing: messages, dispatch, results, merging, bookkeeping."""
+"""Overhead of a phase whose clients do nothing: messages, dispatch, results, merging, bookkeeping."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedfleet.simulator.arithmetic.reduction import Total
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.executors.base import Executor
-from fedfleet.simulator.work import BatchPlan, LocalWork, Message, Phase, Stage
+from fedfleet.simulator.work import BatchPlan, LocalLoop, LocalWork, Message, Phase
 
 REPEATS = 30
 PHASES = 150
@@ -36,11 +36,11 @@ def echo(setup: Setup, shared: Message, task: int) -> Tree:
 
 def idle(cohort: int) -> Algorithm:
     """Return an algorithm whose clients receive the model, look at one example, and send one number."""
-    look = Stage(step=lambda ops, shared, carry, batch, at, key: carry, batches=BatchPlan(size=1, steps=1))
+    look = LocalLoop(step=lambda ops, shared, carry, batch, at, key: carry, batches=BatchPlan(size=1, steps=1))
     work = LocalWork(
-        begin=lambda shared, own, inbox, key: None,
-        stages=(look,),
-        finish=lambda shared, own, inbox, carry: (Message(send={"n": torch.ones(())}), None),
+        client_init=lambda shared, client_state, client_input, key: None,
+        loops=(look,),
+        client_final=lambda shared, client_state, client_input, carry: (Message(send={"n": torch.ones(())}), None),
     )
     phase = Phase(name="idle", work=work, reduce={"n": Total()})
 

@@ -1,6 +1,6 @@
-"""What clipping and noise cost: rounds with and without, in turns: ``python -m benchmarks.privacy``.
+"""Cost of clipping and noise: rounds with and without, in turns: ``python -m benchmarks.privacy``.
 
-Both run in this process with one thread, by the product's own rule for the case; ratios are taken within a turn.
+Both run in this process with one thread, by the engine's own rule for the case. Ratios are taken within a turn.
 """
 
 from __future__ import annotations

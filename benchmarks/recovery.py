@@ -5,6 +5,9 @@ with a seed of its own is made of each, and the best by the loss on all clients'
 for each availability; "before", where everybody is online, and then kept. Where it lies at the edge, the grid is longer by one.
 Then come the runs with the configuration's seeds. What they came to is written as Parquet, a row a run, and printed as tables.
 
+``target_rounds``, ``target_bytes`` and ``target_s`` say when a run first had 95 % of what the first method ends with where
+everybody is online; NaN if it never did.
+
 ``bias`` is the projection of z - z* on z_q - z*, the solution weighted by who was heard: 1 where all of the predicted error is
 there, 0 where none is. ``recovery`` is the share of what dropout costs the first method that another gets back.
 """
@@ -30,7 +33,7 @@ from fedfleet.config import shipped
 from fedfleet.config.schema import Config, with_overrides
 from fedfleet.experiments.progress import Progress
 from fedfleet.files import parquet
-from fedfleet.report import tables
+from fedfleet.report import study_tables, tables
 from fedfleet.report.significance import LEVEL, difference, holm, ranked, recovery
 
 SEARCH_SEED = 1000
@@ -42,6 +45,11 @@ BESIDES = ("#7B3294", "#8C510A")
 """Colours of methods beyond the palette of reports."""
 WORDS = {"worst_class_score": "accuracy of the worst class", "distance": "relative distance to the solution"}
 """Measures, as figures call them."""
+ENOUGH = 0.95  # share of the first method's result without dropout that is a target
+TO_TARGET = {"target_rounds": ("rounds", 1.0), "target_bytes": ("MB", 1e6), "target_s": ("virtual hours", 3600.0)}
+"""Columns of what was spent by the target, with their units in tables and how large these are."""
+HEARD = ("heard_mean", "heard_least", "gini", "never_completed")
+"""Columns of how often clients were heard: mean and least number of rounds, how unequal they are, share of those never heard."""
 
 
 class Search(NamedTuple):
@@ -52,8 +60,9 @@ class Search(NamedTuple):
         values: of it.
         beyond: the next value for each at the edge, tried where that is the best.
         least: the metric by which one is chosen, the least of it.
-        measures: reported; of those in ``falling`` less is better.
-        names: by ``title``, what tables and figures call an availability, as docs/dropout.md does.
+        measures: reported; of those in ``falling`` less is better. ``drawn`` is that of the figure.
+        target: the measure of which a share is a target, or None.
+        names: by ``title``, what tables and figures call an availability, as docs/guides/dropout.md does.
 
     """
 
@@ -63,6 +72,8 @@ class Search(NamedTuple):
     least: str
     measures: Sequence[str]
     falling: Sequence[str]
+    drawn: str
+    target: str | None
     names: Mapping[str, str]
 
 
@@ -72,21 +83,41 @@ DIGITS = {
     "independent fedau": "rare",
     "independent fedawe": "uneven",
     "sine fedawe": "sine",
+    "sine fedawe interleaved": "interleaved",
     "markov_rounds fedau": "sticky",
+    "outages constant": "outages",
 }
 GAME = {"bernoulli": "each 0.6", "ByLabel": "by label"}
+REFUSED = {(f"known p ({form})", "sine fedawe interleaved") for form in ("HT", "Hajek")}
+"""Methods and availabilities that do not go together: where a client is never online, its chance is 0."""
+OF_CLASSES = ("accuracy", "worst_class_score")
+FASHION = Search(
+    "algorithm.lr",
+    (0.03, 0.1),
+    {0.03: 0.01, 0.1: 0.3},
+    "train_loss",
+    ("train_loss", "accuracy", "clients_accuracy_worst_tenth", "worst_class_score"),
+    ("train_loss",),
+    "worst_class_score",
+    "accuracy",
+    DIGITS,
+)
 TASKS = {
     "digits": Search(
         "algorithm.lr",
         (0.1, 0.3, 1.0),
         {0.1: 0.03, 1.0: 3.0},
         "train_loss",
-        ("accuracy", "worst_class_score"),
+        OF_CLASSES,
         (),
+        "worst_class_score",
+        "accuracy",
         DIGITS,
     ),
-    "auc_digits": Search(None, (), {}, "", ("distance", "auc"), ("distance",), DIGITS),
-    "game": Search(None, (), {}, "", ("distance",), ("distance",), GAME),
+    "fashion": FASHION,
+    "fashion_cohorts": FASHION,
+    "auc_digits": Search(None, (), {}, "", ("distance", "auc"), ("distance",), "distance", None, DIGITS),
+    "game": Search(None, (), {}, "", ("distance",), ("distance",), "distance", None, GAME),
 }
 
 
@@ -105,8 +136,8 @@ class Run(NamedTuple):
 
 def title(section: Mapping[str, Any]) -> str:
     """Return what an availability is called in tables."""
-    rates = section.get("rates") or {}
-    return " ".join(filter(None, [str(section["kind"]).rpartition(":")[2], rates.get("kind", "")]))
+    rates, cut = section.get("rates") or {}, "interleaved" if section.get("below") else ""
+    return " ".join(filter(None, [str(section["kind"]).rpartition(":")[2], rates.get("kind", ""), cut]))
 
 
 def named(method: str) -> str:
@@ -136,23 +167,32 @@ def made(config: Config, runs: Sequence[Run], seeds: Sequence[int], key: str | N
     return pd.DataFrame(rows)
 
 
-def measured(folder: Path, task: Any, measures: Sequence[str]) -> dict[str, float]:
+def result(run: tables.Run, measure: str) -> float:
+    """Return the mean of a run's last evaluations."""
+    values = run.rounds[f"eval/{measure}"]
+    return float(np.mean(values[np.isfinite(values)][-LAST:]))
+
+
+def measured(
+    folder: Path, task: Any, measures: Sequence[str], target: study_tables.Target | None = None
+) -> dict[str, float]:
     """Return what a run came to: means of its last evaluations, its bias, how unequally clients were heard, what was sent."""
     run = tables.read(folder)
-    found = {}
-    for name in measures:
-        values = run.rounds[f"eval/{name}"]
-        found[name] = float(np.mean(values[np.isfinite(values)][-LAST:]))
+    found = {name: result(run, name) for name in measures}
+    if target is not None:
+        rounds, _, up, down, seconds = study_tables.reached(study_tables.evaluations(run), target)
+        found |= dict(zip(TO_TARGET, (rounds, up + down, seconds), strict=True))
     clients = run.get("population", "clients")
     rows = tables.answered(run)
-    first = run.fates["phase"] == run.fates["phase"][0] if "phase" in run.fates else np.ones(len(rows), bool)
-    columns = {name: np.asarray(run.fates[name]).astype(np.int64) for name in ("round", "client")}
+    first = run.outcomes["phase"] == run.outcomes["phase"][0] if "phase" in run.outcomes else np.ones(len(rows), bool)
+    columns = {name: np.asarray(run.outcomes[name]).astype(np.int64) for name in ("round", "client")}
     by_round = pd.DataFrame(columns)[np.asarray(rows & first, dtype=bool)]
     share = 1 / np.asarray(by_round.groupby("round")["client"].transform("size"), dtype=np.float64)
     heard = np.bincount(by_round["client"], minlength=clients)
     weight = np.bincount(by_round["client"], share, minlength=clients)
+    found["heard_mean"], found["heard_least"] = float(heard.mean()), float(heard.min())
     found["gini"] = tables.gini(heard[heard > 0], clients)
-    found["never_heard"] = float((heard == 0).mean())
+    found["never_completed"] = float((heard == 0).mean())
     found["bytes"] = (run.total("bytes_up") or 0.0) + (run.total("bytes_down") or 0.0)
     wrong = task.solve(weight / weight.sum()) - task.saddle
     point = sorted(load_file(folder / "model.safetensors").items())  # in the order of ``solve``
@@ -190,7 +230,8 @@ def results(name: str, out: Path, jobs: int) -> Any:
     """Make all runs of a task, and return a row a run and protocol."""
     config = fedfleet.load(shipped.FOLDER / "dropout" / f"{name}.yaml")
     search, methods, online = TASKS[name], list(config.compare or {}), list((config.vary or {})["availability"])
-    cells = list(itertools.product(methods, range(len(online))))
+    pairs = itertools.product(methods, range(len(online)))
+    cells = [(method, i) for method, i in pairs if (method, title(online[i])) not in REFUSED]
     chosen: Mapping[tuple[str, int], float | None] = dict.fromkeys(cells)
     if search.key is not None:
         grid = [Run(*cell, value) for cell in cells for value in search.values]
@@ -209,9 +250,13 @@ def results(name: str, out: Path, jobs: int) -> Any:
     protocols = protocols_of(search)
     wanted = list(dict.fromkeys(Run(*cell, of[p][cell]) for p in protocols for cell in cells))
     rows = made(config, wanted, config.seeds or [config.seed], search.key, out / "runs", jobs)
-    task = problem(config)
-    say(f"reading {len(rows)} runs")
-    told = pd.DataFrame([measured(folder, task, search.measures) for folder in rows["folder"]])
+    task, target = problem(config), None
+    if search.target is not None:
+        best_case = rows[(rows["method"] == methods[0]) & (rows["online"] == 0)]
+        reached = [result(tables.read(folder), search.target) for folder in best_case["folder"]]
+        target = study_tables.Target(f"eval/{search.target}", True, ENOUGH * float(np.mean(reached)))
+    say(f"reading {len(rows)} runs; target: {target}")
+    told = pd.DataFrame([measured(folder, task, search.measures, target) for folder in rows["folder"]])
     known: Any = pd.concat([rows.drop(columns="folder"), told], axis=1)
     found = []
     for protocol in protocols:
@@ -230,7 +275,11 @@ def show(found: Any, search: Search) -> None:
     shown = [search.names.get(where, where) for where in online]
     for protocol, measure in itertools.product(protocols_of(search), (*search.measures, "bias")):
         of = found[found["protocol"] == protocol]
-        at = {key: rows.sort_values("seed")[measure].to_numpy() for key, rows in of.groupby(["method", "availability"])}
+        none = np.full(of["seed"].nunique(), np.nan)
+        at = dict.fromkeys(itertools.product(methods, online), none)
+        at |= {
+            key: rows.sort_values("seed")[measure].to_numpy() for key, rows in of.groupby(["method", "availability"])
+        }
         sign = -1.0 if measure in search.falling else 1.0
         clear = {}  # by availability, of each method but the first
         for where in online[1:]:
@@ -241,28 +290,56 @@ def show(found: Any, search: Search) -> None:
             line = [named(method)]
             for where in online:
                 text = _text(at[method, where])
-                if measure != "bias" and where != online[0] and method != methods[0]:
+                if measure != "bias" and where != online[0] and method != methods[0] and text != "-":
                     cells = [sign * at[key] for key in ((method, where), (methods[0], where), (methods[0], online[0]))]
                     text += f" R {recovery(*cells):.2f}{'*' if clear[where][method] else ''}"
                 line.append(text)
             lines.append(line)
         command.show(f"{measure}, tuned {protocol}: mean (sd)", ["method", *shown], lines)
-        if measure != "bias":
+        if measure != "bias" and len(online) > 2:
             means = np.array([[at[method, where].mean() for method in methods] for where in online[1:]])
             ranks = ranked(means, least_is_best=measure in search.falling)
             order = ", ".join(f"{named(methods[i])} {ranks.mean[i]:.1f}" for i in ranks.order)
             print(f"mean ranks over {ranks.conditions} availabilities: {order}")
             print(f"Friedman p {ranks.p:.2g}, Nemenyi {ranks.distance:.2f}\n")
+    _show_heard(found, online, shown)
+    for protocol, (column, unit) in itertools.product(protocols_of(search), TO_TARGET.items()):
+        if column in found:
+            _show_target(found[found["protocol"] == protocol], column, unit, f"tuned {protocol}", online, shown)
+
+
+def _show_heard(found: Any, online: Sequence[str], shown: Sequence[str]) -> None:
+    """Print how often clients were heard, which is the same for all methods."""
+    of = found[(found["protocol"] == PROTOCOLS[0]) & (found["method"] == found["method"].iloc[0])]
+    known = [column for column in HEARD if column in of]
+    lines = [[c, *(_text(of[of["availability"] == where][c].to_numpy()) for where in online)] for c in known]
+    command.show("how often clients were heard: mean (sd)", ["", *shown], lines)
+
+
+def _show_target(
+    of: Any, column: str, unit: tuple[str, float], how: str, online: Sequence[str], shown: Sequence[str]
+) -> None:
+    """Print what was spent by the target: the mean over the runs that got there, and how many these are where not all did."""
+    lines = []
+    for method in dict.fromkeys(of["method"]):
+        line = [named(method)]
+        for where in online:
+            spent = of[(of["method"] == method) & (of["availability"] == where)][column].to_numpy() / unit[1]
+            there = spent[np.isfinite(spent)]
+            some = "" if len(there) == len(spent) else f" ({len(there)} of {len(spent)})"
+            line.append(f"{there.mean():.3g}{some}" if len(there) else "-")
+        lines.append(line)
+    command.show(f"{unit[0]} to the target, {how}", ["method", *shown], lines)
 
 
 def draw(found: Any, search: Search, path: Path) -> None:
-    """Draw the last measure by availability, and each run's bias beside its distance to the solution."""
+    """Draw a measure by availability, and each run's bias beside its distance to the solution."""
     import matplotlib
     from matplotlib.figure import Figure
 
     from fedfleet.report.canvas import DASHES, DPI, PALETTE, STYLE
 
-    measure = search.measures[0] if search.falling else search.measures[-1]
+    measure = search.drawn
     of = found[found["protocol"] == PROTOCOLS[0]]
     methods, online = list(dict.fromkeys(of["method"])), list(dict.fromkeys(of["availability"]))
     colors = (*PALETTE, *BESIDES)
@@ -284,7 +361,7 @@ def draw(found: Any, search: Search, path: Path) -> None:
         right.set_title("each run")
         right.set_ylabel("relative distance to the solution")
         right.set_xlabel("bias: 0 is the solution, 1 that of those heard")
-        for axes in (right, *([left] if search.falling else [])):
+        for axes in (right, *([left] if measure in search.falling else [])):
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter("{x:g}")
             low, high = axes.get_ylim()
@@ -295,7 +372,9 @@ def draw(found: Any, search: Search, path: Path) -> None:
 
 
 def _text(values: np.ndarray) -> str:
-    return f"{values.mean():.3f} ({values.std(ddof=1) if len(values) > 1 else 0:.3f})"
+    return (
+        "-" if np.isnan(values).all() else f"{values.mean():.3f} ({values.std(ddof=1) if len(values) > 1 else 0:.3f})"
+    )
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -1,9 +1,12 @@
-"""How time and memory grow: ``python -m benchmarks.scaling population | cohort | actors``.
+"""Growth of time and memory: ``python -m benchmarks.scaling population | cohort | actors``.
 
-population: clients N from 1e3 to 1e10, cohort 100. cohort: from 1e2 to 1e5 of a million clients. Both train a logistic
-regression on 32 features of synthetic clients of 10 examples, drawn by the workers as they are needed, so a round's time
-contains the drawing. actors: a case with 1, 2, ... actors. Sizes take turns, each in processes of its own; what is shown are
-medians over the turns. With ``--together`` populations share a process, and take turns round by round.
+- population: 1e3 to 1e10 clients, of which 100 are invited.
+- cohort: 1e2 to 1e5 invited clients, of a million.
+- actors: a case with 1, 2, ... actors.
+
+The first two train a logistic regression on 32 features of synthetic clients of 10 examples. Workers draw these as
+they need them, so a round's time contains the drawing. Sizes take turns, each in a process of its own, and the table
+has medians over the turns. With ``--together`` populations share a process, and take turns round by round.
 """
 
 from __future__ import annotations

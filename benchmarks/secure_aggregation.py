@@ -1,8 +1,8 @@
-"""What secure aggregation sends besides models, and how often it is void: exactly, and among simulated exchanges. A minute.
+"""Bytes that secure aggregation adds, and how often it is aborted: exactly, and among simulated exchanges. A minute.
 
 python -m benchmarks.secure_aggregation
-python -m benchmarks.secure_aggregation --part rounds     what it takes the simulator, in turns with rounds without
-python -m benchmarks.secure_aggregation --part executed   rounds of a linear net, masked in earnest
+python -m benchmarks.secure_aggregation --part rounds     time in the simulator, in turns with rounds without it
+python -m benchmarks.secure_aggregation --part executed   rounds of a linear net with real masks
 """
 
 from __future__ import annotations
@@ -66,25 +66,25 @@ def sent() -> Iterator[str]:
                 yield f"| {n} | {how.modulus_bits} | {numbers} | {share:.1%} |"
 
 
-def void(n: int, how: Secure) -> float:
-    """Return the share of exchanges that are void."""
+def aborted(n: int, how: Secure) -> float:
+    """Return the share of exchanges that are aborted."""
     clients, zero = torch.arange(n), torch.zeros(n, dtype=torch.int64)
     found = 0
     for i in range(EXCHANGES):
         key = rng.fold(rng.key(0), i)
         _, went = exchange(how, Federation(), clients, zero, Load(zero + 1, zero + 1), 0.0, key, key)
         assert went is not None
-        found += went.void is not None
+        found += went.aborted is not None
     return found / EXCHANGES
 
 
-def voids(n: int = 100) -> Iterator[str]:
-    """Yield rows of how often an exchange is void."""
+def aborts(n: int = 100) -> Iterator[str]:
+    """Yield rows of how often an exchange is aborted."""
     yield "| protocol | threshold | " + " | ".join(f"{g:.0%} go" for g in GONE) + " |"
     yield "|---|---|" + "---|" * len(GONE)
     for name, k in KINDS:
         for t in THRESHOLDS:
-            shares = " | ".join(f"{void(n, secure(n, k, t, g)):.1%}" for g in GONE)
+            shares = " | ".join(f"{aborted(n, secure(n, k, t, g)):.1%}" for g in GONE)
             yield f"| {name} | {t:g} | {shares} |"
 
 
@@ -130,7 +130,7 @@ def main(argv: list[str] | None = None) -> None:
     args = ask.parse_args(argv)
     torch.set_num_threads(1)
     parts = {
-        "tables": lambda: (*sent(), "", *voids()),
+        "tables": lambda: (*sent(), "", *aborts()),
         "rounds": lambda: rounds(CASES["mlp"], args.turns),
         "executed": lambda: executed((20, 40), min(args.turns, 3)),
     }

@@ -1,8 +1,9 @@
-"""What FedOMG's server step costs: ``python -m benchmarks.server_step``.
+"""Cost of FedOMG's server step: ``python -m benchmarks.server_step``.
 
-A hundred clients train an MLP of 11 million floats, as many as ResNet-18 has, and the server matches their updates. Rounds with
-the uploads in a file, as they are, and in memory: seconds of the Gram matrix, of the search, of the combination, their share of a
-round, and the peak of the driver's memory beyond what it held before the first round, in models.
+A hundred clients train an MLP of 11 million floats, as many as ResNet-18 has, and the server matches their updates.
+Uploads lie in a file, as in a run of this size, or in memory. The result has the seconds of the Gram matrix, of the
+search and of the combination, and their share of a round. It also has the driver's peak memory above what it held
+before the first round, in models.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.datasets.synthetic import SyntheticOptions, load
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.arithmetic.spool import FILED_BYTES
-from fedfleet.simulator.arithmetic.stored import Stored
+from fedfleet.simulator.arithmetic.spill import SPILLED_BYTES
+from fedfleet.simulator.arithmetic.upload_matrix import UploadMatrix
 from fedfleet.simulator.driver.simulate import simulate
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.tasks.classification import Classification
 from fedfleet.tasks.options import DataShape, ModelOptions
 
 FEATURES, CLASSES, BATCH, FLOAT_BYTES = 3072, 10, 16, 4  # CIFAR-10's pixels; the paper's batches
-PARTS = {"gram": (Stored, "gram"), "search": (omg, "mixture"), "combine": (Stored, "combine")}
+PARTS = {"gram": (UploadMatrix, "gram"), "search": (omg, "mixture"), "combine": (UploadMatrix, "combine")}
 STEP = (omg, "matched")  # all of these, and what little lies between them
-WAYS = {"in a file": FILED_BYTES, "in memory": sys.maxsize}
+WAYS = {"in a file": SPILLED_BYTES, "in memory": sys.maxsize}
 TARGET = 0.05  # of a round
 
 
@@ -58,7 +59,7 @@ def build(clients: int, floats: int, steps: int) -> World:
     of = {"name": "fedavg", "steps": steps, "batch_size": BATCH, "lr": case.lr}
     options = entry.options.model_validate({"of": of})
     data = SyntheticOptions(features=FEATURES, classes=CLASSES, examples=case.samples, test_examples=1)
-    algorithm = entry.build(options, task, CohortOptions(invite=clients))
+    algorithm = entry.build(options, task, CohortOptions(size=clients))
     return World(case, task, algorithm, load(data, clients, 0).population)
 
 
@@ -87,9 +88,9 @@ def clocked() -> Iterator[dict[str, list[float]]]:
             p.stop()
 
 
-def measure(ready: World, how: How, executor: Executor, filed_bytes: int, rounds: int) -> dict[str, Any]:
+def measure(ready: World, how: How, executor: Executor, spilled_bytes: int, rounds: int) -> dict[str, Any]:
     """Play rounds; return seconds, medians over them, and the driver's memory. The executor has been started."""
-    conditions = replace(world.conditions(ready, how), filed_bytes=filed_bytes)
+    conditions = replace(world.conditions(ready, how), spilled_bytes=spilled_bytes)
     give_back()
     before, resident = own_bytes(), resident_bytes()
     with clocked() as took, Peak() as own, Peak(look=resident_bytes) as all_of_it:

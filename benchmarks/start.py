@@ -1,6 +1,6 @@
-"""What one waits for: ``python -m benchmarks.start``: the help, a run's first round, in a new process each, in turns.
+"""Time to start: ``python -m benchmarks.start``: the help and a run's first round, in a new process each, in turns.
 
-A callback of the run notes when its first round is done; where it starts Ray, also when that was up.
+A callback of the run notes when its first round is done and, where the run starts Ray, when Ray is up.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What client state costs: ``python -m benchmarks.states``.
+"""Cost of client state: ``python -m benchmarks.states``.
 
-First its memory: every one of 100,000 clients of SCAFFOLD, with 40 KB of state each, is heard once, then as many rounds go on;
-the unique set size of the driver and of every actor is printed on the way. Then its time: rounds of LeNet with 12 local steps,
-SCAFFOLD and FedAvg taking turns.
+The first part is memory. Each of 100,000 clients of SCAFFOLD, with 40 KB of state each, takes part once, and then a
+quarter of them again. The command prints the unique set size of the driver and of every actor on the way. The second
+part is time: rounds of LeNet with 12 local steps, by SCAFFOLD and FedAvg in turns.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""How a model reaches two actors and comes back: ``python -m benchmarks.transport --case mlp``.
+"""Round trip of a model to two actors: ``python -m benchmarks.transport --case mlp``.
 
-In turns: the product's own way (pipes, and memory that the driver and its actors share), Ray's compiled graphs over their channels,
-and Ray's calls with the model in its object store. Actors answer with a copy of the model. ``--busy`` has as many other processes
-at work as there are CPUs. At the end an actor stands still for a while, and then it is killed, and each way has to answer again.
+Three ways take turns: fedfleet's own (pipes, and memory that the driver and its actors share), Ray's compiled graphs
+over their channels, and Ray's calls with the model in its object store. Actors answer with a copy of the model.
+``--busy`` keeps as many other processes at work as there are CPUs. At the end an actor stands still for a while, and
+then it is killed. The first two ways have to answer again after both.
 """
 
 from __future__ import annotations

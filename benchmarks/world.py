@@ -85,7 +85,7 @@ def algorithm(case: Case, of: Task) -> Algorithm:
     """Return the algorithm of a case."""
     entry = ALGORITHMS[case.algorithm]
     given = {"steps": case.steps, "batch_size": case.batch, "lr": case.lr}
-    return entry.build(entry.options(**given, **EXTRA.get(case.algorithm, {})), of, CohortOptions(invite=case.cohort))
+    return entry.build(entry.options(**given, **EXTRA.get(case.algorithm, {})), of, CohortOptions(size=case.cohort))
 
 
 def population(case: Case) -> InMemoryPopulation:

@@ -74,15 +74,15 @@ def _read(path: Path) -> tuple[Examples, dict[str, torch.Tensor]]:
     hot, columns = [], {}
     for column, text in CATEGORIES.items():
         names = np.array(text.split(", "))
-        found = table[column].to_numpy(str)[:, None] == names
-        if (strange := ~found.any(1) & (table[column] != MISSING).to_numpy()).any():
+        result = table[column].to_numpy(str)[:, None] == names
+        if (strange := ~result.any(1) & (table[column] != MISSING).to_numpy()).any():
             raise broken(
                 path,
                 f"has the {column} {table[column][int(strange.argmax())]!r}, which is none of those published",
                 SITE,
             )
-        hot.append(found)
-        columns[column] = torch.from_numpy(np.where(found.any(1), found.argmax(1), len(names)))
+        hot.append(result)
+        columns[column] = torch.from_numpy(np.where(result.any(1), result.argmax(1), len(names)))
     x = torch.from_numpy(np.concatenate(hot, 1).astype(np.float32))
     y = torch.from_numpy((income == INCOMES[1]).to_numpy().astype(np.int64))
     domain = torch.from_numpy((table["education"] != "Doctorate").to_numpy().astype(np.int64))

@@ -1,4 +1,4 @@
-"""Numbers that float32 takes for one: what is lost where targets become it, as models compute in it."""
+"""Numbers that float32 takes for one: what is lost where features or targets become it, as models compute in it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from fedfleet.datasets.files import DataError
 
 PIECE = 1 << 20  # numbers at a time
-SEVERAL = 64  # targets of an example up to which each is looked at alone
+SEVERAL = 64  # numbers of an example up to which each is looked at alone
 EXACT = 2**24
 """Whole numbers up to which float32 has each."""
 LONGEST = 2.0**63
 COARSE = 2.0**-8
 """Of the standard deviation of numbers, what rounding may take from one of them."""
-MEND = "subtract their mean, and divide by their standard deviation, before they are read"
+FIX = "subtract their mean, and divide by their standard deviation, before they are read"
 
 
 class Apart:
@@ -71,7 +71,7 @@ class Apart:
 
 
 def check_told_apart(values: NDArray[Any], where: str) -> None:
-    """Refuse targets (n, ...) of which some that differ become one number in float32. Raises DataError."""
+    """Refuse features or targets (n, ...) of which some that differ become one number in float32. Raises DataError."""
     if values.dtype.kind not in "iuf" or values.ndim == 0 or 0 in values.shape:
         return
     columns = values.reshape(len(values), -1).T
@@ -79,4 +79,4 @@ def check_told_apart(values: NDArray[Any], where: str) -> None:
         watched = Apart()
         watched.add(column)
         if (problem := watched.problem()) is not None:
-            raise DataError(f"{where}: {problem}: {MEND}")
+            raise DataError(f"{where}: {problem}: {FIX}")

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from fedfleet.datasets import columns, given
+from fedfleet.datasets import columns, user_data
 from fedfleet.datasets.apart import check_told_apart
 from fedfleet.datasets.examples import Dataset, FederatedDataset
-from fedfleet.datasets.given import Codes, Rows, fail
 from fedfleet.datasets.parts import put_together, split
 from fedfleet.datasets.texts import Reading, check_reading, from_texts
+from fedfleet.datasets.user_data import Codes, Rows, fail
 
 if TYPE_CHECKING:
     import pandas as pd  # elsewhere only where it is used: workers need none of it
 
 WRITTEN = re.compile(r"Unnamed: \d+(_level_\d+)?|__index_level_\d+__")
 """What pandas calls an index that was written beside the data and read as a column."""
-LABEL = given.Unsaid("y")
+LABEL = user_data.Unsaid("y")
 MOSTLY = 0.5  # of a column that is text, the share of numbers from which on they are what is meant
 COUNTED = ("index", "level_0")  # what reset_index makes of an index; a feature may be called so, too
 
@@ -61,14 +61,14 @@ def from_arrays(
             "labels and targets are given" if y is not None else "is not given",
             "give y= labels or target= numbers",
         )
-    classes = given.check_classes(classes, target)
+    classes = user_data.check_classes(classes, target)
     rows = _rows("", x, y if target is None else target, client, domain, classes)
     if isinstance(test, tuple):
         if len(test) not in (2, 3):
             fail("test", f"has {len(test)} entries", "give (x, y), or (x, y, domain)")
         held: Any = _rows("test ", test[0], test[1], None, test[2] if len(test) == 3 else None, classes)
     else:
-        held = test if isinstance(test, int | float) else given.flags(test, "test", len(rows.y))
+        held = test if isinstance(test, int | float) else user_data.flags(test, "test", len(rows.y))
     return put_together(name, split(rows, held, classes))
 
 
@@ -112,18 +112,18 @@ def from_dataframe(
     import pandas as pd
 
     check_frame(df, "df")
-    given.check_aim(label, target)
+    user_data.check_aim(label, target)
     how = Reading(tokenizer, length, words)
     check_reading(how, text, label if target is None else "y", features, classes)
     if text is not None:
         return _of_texts(df, text, label, target, client, domain, test, how, classes, name)
-    classes = given.check_classes(classes, target)
+    classes = user_data.check_classes(classes, target)
     wanted = aims(label, target)
     own = {"client": client, **wanted, "domain": domain, "test": test if isinstance(test, str) else None}
     check_own(df, "df", own)
     chosen = _features(df, features, [c for c in own.values() if c is not None])
     if features is None:
-        given.check_left("df", chosen, LABEL, target)
+        user_data.check_left("df", chosen, LABEL, target)
     wants = target or label or ""
     rows = _of_frame(df, "df", chosen, wants, client, domain, classes)
     if isinstance(test, pd.DataFrame):
@@ -134,10 +134,10 @@ def from_dataframe(
             fail("test", f"no column {missing[0]!r}", "give both data frames the same features")
         held: Any = _of_frame(test, "test", chosen, wants, None, there, classes)
     elif isinstance(test, str):
-        held = given.flags(df[test], f"column {test!r}", len(df))
+        held = user_data.flags(df[test], f"column {test!r}", len(df))
     else:
-        held = test if isinstance(test, int | float) else given.flags(test, "test", len(df))
-    return put_together(name, split(rows, held, classes).called(features=given.feature_names(chosen, rows.x)))
+        held = test if isinstance(test, int | float) else user_data.flags(test, "test", len(df))
+    return put_together(name, split(rows, held, classes).called(features=user_data.feature_names(chosen, rows.x)))
 
 
 def _of_texts(
@@ -185,15 +185,15 @@ def _of_texts(
 
 
 def _rows(prefix: str, x: Any, y: Any, client: Any, domain: Any, classes: int | None) -> Rows:
-    examples = given.inputs(x, f"{prefix}x")
+    examples = user_data.inputs(x, f"{prefix}x")
     count = len(examples)
-    aim, names = given.aims(y, prefix, classes, count)
+    aim, names = user_data.aims(y, prefix, classes, count)
     return Rows(
         f"{prefix}x",
         examples,
         aim,
-        None if client is None else given.codes(client, f"{prefix}client", "client", count),
-        None if domain is None else given.codes(domain, f"{prefix}domain", "domain", count, rising=True),
+        None if client is None else user_data.codes(client, f"{prefix}client", "client", count),
+        None if domain is None else user_data.codes(domain, f"{prefix}domain", "domain", count, rising=True),
         names,
     )
 
@@ -203,9 +203,9 @@ def check_frame(df: Any, where: str) -> None:
     import pandas as pd
 
     if not isinstance(df, pd.DataFrame):
-        mend = "give a pandas DataFrame" if where == "df" else "give a share, a column's name or a pandas DataFrame"
-        mend += ", as by .to_pandas()" if hasattr(df, "to_pandas") else ""
-        fail(where, f"is a {type(df).__name__}", mend)
+        fix = "give a pandas DataFrame" if where == "df" else "give a share, a column's name or a pandas DataFrame"
+        fix += ", as by .to_pandas()" if hasattr(df, "to_pandas") else ""
+        fail(where, f"is a {type(df).__name__}", fix)
     if len(df) == 0:
         fail(where, "has no rows", "give one with examples")
     if twice := df.columns[df.columns.duplicated()].tolist():
@@ -219,8 +219,8 @@ def check_own(df: pd.DataFrame, where: str, own: dict[str, str | None], among: S
         if column not in df.columns:
             known = [str(c) for c in among or df.columns]
             nearest = difflib.get_close_matches(str(column), known, n=1)
-            mend = f"did you mean {nearest[0]!r}" if nearest else f"choose {argument}= among {', '.join(known)}"
-            fail(where, f"no column {column!r}", mend)
+            fix = f"did you mean {nearest[0]!r}" if nearest else f"choose {argument}= among {', '.join(known)}"
+            fail(where, f"no column {column!r}", fix)
         if list(named.values()).count(column) > 1:
             fail(where, f"the column {column!r} is named twice", f"give {argument}= another")
 
@@ -238,8 +238,8 @@ def _features(df: pd.DataFrame, asked: Sequence[str] | None, own: Sequence[str])
     for column in chosen:
         is_count = column in COUNTED and (_is(df[column], np.arange(len(df))) or _is(df[column], df.index))
         if WRITTEN.fullmatch(str(column)) or is_count:
-            mend = f"read the table with index_col=0, or leave it out: df.drop(columns={column!r})"
-            fail("df", f"the column {column!r} is an index and no feature", mend)
+            fix = f"read the table with index_col=0, or leave it out: df.drop(columns={column!r})"
+            fail("df", f"the column {column!r} is an index and no feature", fix)
     if not chosen:
         fail("df", "no columns are left for features", "give a column a feature, or features= a list of them")
     return chosen
@@ -264,7 +264,7 @@ def _of_frame(
     x = example_columns(df, features, at)
     count = len(df)
     y, names = (
-        (targets(df, label, at), ()) if classes == 0 else given.named_labels(df[label], at(label), classes, count)
+        (targets(df, label, at), ()) if classes == 0 else user_data.named_labels(df[label], at(label), classes, count)
     )
     return Rows(
         where,
@@ -289,10 +289,10 @@ def aims(label: str | None, target: str | Sequence[str] | None) -> dict[str, str
 def targets(df: pd.DataFrame, target: str | Sequence[str], at: Any) -> Tensor:
     """Return columns of targets as float32: (n,) of one that is named alone, else (n, columns). Raises DataError."""
     names = [target] if isinstance(target, str) else list(target)
-    found = example_columns(df, names, at).float()
+    result = example_columns(df, names, at).float()
     for name in names:
-        check_told_apart(given.as_array(df[name], at(name)), at(name))
-    return found[:, 0] if isinstance(target, str) and df[target].dtype != object else found
+        check_told_apart(user_data.as_array(df[name], at(name)), at(name))
+    return result[:, 0] if isinstance(target, str) and df[target].dtype != object else result
 
 
 def _holds_lists(column: Any) -> bool:
@@ -306,7 +306,7 @@ def _holds_lists(column: Any) -> bool:
 
 
 def _codes(df: pd.DataFrame, column: str, what: str, at: Any) -> Codes:
-    return given.codes(df[column], at(column), what, len(df), rising=what == "domain")
+    return user_data.codes(df[column], at(column), what, len(df), rising=what == "domain")
 
 
 def example_columns(df: pd.DataFrame, features: Sequence[Any], at: Any) -> Tensor:
@@ -316,13 +316,13 @@ def example_columns(df: pd.DataFrame, features: Sequence[Any], at: Any) -> Tenso
     if len(features) == 1 and (df[features[0]].dtype == object or _holds_lists(df[features[0]])):
         column: Any = df[features[0]]
         of_arrow = isinstance(column.dtype, pd.ArrowDtype)  # whose nulls pandas would make NaN
-        return given.inputs(column.array.__arrow_array__() if of_arrow else column.tolist(), at(features[0]))
-    found = []
+        return user_data.inputs(column.array.__arrow_array__() if of_arrow else column.tolist(), at(features[0]))
+    result = []
     for name in features:
         column = df[name]
         if _holds_lists(column):
-            mend = f"give features=[{name!r}], or make it columns of a number each"
-            fail(at(name), "holds lists, which are an example alone", mend)
+            fix = f"give features=[{name!r}], or make it columns of a number each"
+            fail(at(name), "holds lists, which are an example alone", fix)
         if pd.api.types.is_complex_dtype(column):
             fail(at(name), "is complex", "give its real and its imaginary part a column each, or leave it out")
         if isinstance(column.dtype, pd.CategoricalDtype) or not pd.api.types.is_numeric_dtype(column):
@@ -333,14 +333,14 @@ def example_columns(df: pd.DataFrame, features: Sequence[Any], at: Any) -> Tenso
                 how = f"df[{name!r}] = pd.to_numeric(df[{name!r}], errors='coerce')"
             if pd.api.types.is_datetime64_any_dtype(column):
                 how = f"(df[{name!r}] - df[{name!r}].min()).dt.days"
-            mend = f"make it numbers, by {how} for instance, or leave it out{what}"
+            fix = f"make it numbers, by {how} for instance, or leave it out{what}"
             others = [repr(c) for c in features if c != name and not pd.api.types.is_numeric_dtype(df[c])]
             too = f" (nor are {', '.join(others)})" if others else ""
-            fail(at(name), f"is {'text' if kind == 'string' else kind}, no numbers{too}", mend)
+            fail(at(name), f"is {'text' if kind == 'string' else kind}, no numbers{too}", fix)
         if (missing := column.isna().to_numpy()).any():
             fail(f"{at(name)}, row {missing.argmax()}", "is missing", "fill it in, or leave the row out")
-        found.append(column.to_numpy())
-    numbers = {c.dtype.kind for c in found} - {"b"}
+        result.append(column.to_numpy())
+    numbers = {c.dtype.kind for c in result} - {"b"}
     kind = None if numbers and numbers <= {"i", "u"} else np.float64
-    as_one = [c.astype(np.int64) if kind is None and c.dtype.kind == "b" else np.asarray(c, kind) for c in found]
-    return given.joined([given.inputs(c[:, None], at(name)) for name, c in zip(features, as_one, strict=True)])
+    as_one = [c.astype(np.int64) if kind is None and c.dtype.kind == "b" else np.asarray(c, kind) for c in result]
+    return user_data.joined([user_data.inputs(c[:, None], at(name)) for name, c in zip(features, as_one, strict=True)])

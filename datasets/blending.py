@@ -30,13 +30,13 @@ def patches(photographs: Sequence[Tensor], key: rng.Key, count: int, side: int) 
         raise ValueError(f"a photograph of {small[0]} holds no patch of {side} x {side}")
     which, down, right = rng.uniform(key, (3, count), torch.float64)
     which = (which * len(photographs)).long()
-    found = torch.empty(count, 3, side, side, dtype=torch.uint8)
+    result = torch.empty(count, 3, side, side, dtype=torch.uint8)
     for number, photograph in enumerate(photographs):
         rows = (which == number).nonzero().squeeze(1)
         windows = photograph.unfold(1, side, 1).unfold(2, side, 1)  # (3, tops, lefts, side, side), without a copy
         top, left = (down[rows] * windows.shape[1]).long(), (right[rows] * windows.shape[2]).long()
-        found[rows] = windows[:, top, left].transpose(0, 1)
-    return found
+        result[rows] = windows[:, top, left].transpose(0, 1)
+    return result
 
 
 def blended(images: Tensor, before: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ def _split(root: Path, listed: Mapping[str, int]) -> tuple[list[str], list[str]]
     if wrong := [f"{name} {part}" for name, part in split.items() if part not in (0, 1, 2)]:
         raise broken(path, f"has the line {wrong[0]!r}, expected 0, 1 or 2", SITE)
     names = {part: [name for name, p in split.items() if p == part] for part in (0, 2)}
-    if empty := [part for part, found in names.items() if not found]:
+    if empty := [part for part, result in names.items() if not result]:
         raise broken(path, f"has no photograph of part {empty[0]}", SITE)
     return names[0], names[2]
 
@@ -115,16 +115,16 @@ def _attributes(path: Path, wanted: Sequence[str]) -> list[dict[str, int]]:
 
 def _column(path: Path) -> dict[str, int]:
     """Read lines of a file name and a number."""
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for number, line in enumerate(_lines(path), 1):
         name, _, value = line.strip().partition(" ")
         if not re.fullmatch(r"\w+\.jpg", name) or not re.fullmatch(r"\s*\d{1,9}", value):
             raise broken(path, f"line {number} is {line[:40]!r}, not a file name and a number", SITE)
-        if found.setdefault(name, int(value)) != int(value):
+        if result.setdefault(name, int(value)) != int(value):
             raise broken(
-                path, f"line {number} has {name} with {value.strip()}, an earlier one with {found[name]}", SITE
+                path, f"line {number} has {name} with {value.strip()}, an earlier one with {result[name]}", SITE
             )
-    return found
+    return result
 
 
 def _lines(path: Path) -> list[str]:
@@ -141,8 +141,8 @@ def _images(root: Path, names: list[str]) -> Tensor:
     kept = root / KEPT
     wanted = torch.tensor(list("\n".join(names).encode()), dtype=torch.uint8)
     with suppress(OSError, SafetensorError, KeyError):
-        found = load_file(kept)
-        images, of = found["images"], found["names"]
+        result = load_file(kept)
+        images, of = result["images"], result["names"]
         right = images.dtype == torch.uint8 and images.shape == (len(names), 3, SIDE, SIDE)
         if right and of.dtype == torch.uint8 and torch.equal(of, wanted):
             return images

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 class Bad(Exception):
     """A value that cannot be used: its place in the batch, what is wrong and the mend."""
 
-    def __init__(self, row: int, problem: str, mend: str):
-        self.row, self.problem, self.mend = row, problem, mend
+    def __init__(self, row: int, problem: str, fix: str):
+        self.row, self.problem, self.fix = row, problem, fix
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -94,16 +94,16 @@ def labels(column: Any, classes: int | None) -> NDArray[np.int64]:
     y = plain(column).cast(pa.int64()).to_numpy()
     check(y >= 0, lambda i: f"the label {y[i]} is negative", "number the classes from 0")
     if classes is not None:
-        mend = "mend the label, or say how many classes there are"
-        check(y < classes, lambda i: f"the label {y[i]} is none of 0 to {classes - 1}", mend)
+        fix = "mend the label, or say how many classes there are"
+        check(y < classes, lambda i: f"the label {y[i]} is none of 0 to {classes - 1}", fix)
     return y
 
 
-def check(fine: Sequence[Any] | NDArray[np.bool_], problem: Any, mend: str) -> None:
+def check(fine: Sequence[Any] | NDArray[np.bool_], problem: Any, fix: str) -> None:
     """Refuse the first value (n,) that is not fine; `problem` says what is wrong with the one of a place."""
     if not np.all(fine):
         row = int(np.argmin(fine))
-        raise Bad(row, problem(row), mend)
+        raise Bad(row, problem(row), fix)
 
 
 def _lists(column: Any) -> NDArray[Any]:
@@ -124,7 +124,7 @@ def _lists(column: Any) -> NDArray[Any]:
     if width == 0:
         raise Bad(0, "is an empty list", "give every row its features")
     try:
-        found = _lists(column.flatten())
+        result = _lists(column.flatten())
     except Bad as e:
-        raise Bad(e.row // width, e.problem.replace("is null", "has a null in it"), e.mend) from None
-    return found.reshape(len(column), width, *found.shape[1:])
+        raise Bad(e.row // width, e.problem.replace("is null", "has a null in it"), e.fix) from None
+    return result.reshape(len(column), width, *result.shape[1:])

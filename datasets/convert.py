@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from fedfleet.datasets.disk import CLIENTS, EXAMPLES, TEST_CLIENTS, TEST_DOMAINS, TOTALS, Totals, columns
 from fedfleet.datasets.example_table import USUAL, Columns, ExampleTable, Layout, kind
 from fedfleet.datasets.files import DataError
-from fedfleet.datasets.given import check_classes, check_least
 from fedfleet.datasets.names import NO_NAMES, Names
 from fedfleet.datasets.text_table import TextRows, tokenised
 from fedfleet.datasets.texts import Reading, check_reading
+from fedfleet.datasets.user_data import check_classes, check_least
 from fedfleet.datasets.vocabulary import VOCABULARY
 from fedfleet.simulator.arithmetic import rng
 
@@ -213,8 +213,8 @@ def _domains(source: ExampleTable, client: NDArray[np.int32], names: pa.Array) -
     """Return the domain of every client (N,), and the domains' names in order. Raises DataError where a client has two."""
     if source.domain is None:
         return np.zeros(len(names), dtype=np.int64), [0]
-    codes, found = source.coded(source.domain)
-    values = found.to_pylist()
+    codes, result = source.coded(source.domain)
+    values = result.to_pylist()
     of = np.empty(len(names), dtype=np.int64)
     of[client] = codes
     if (wrong := of[client] != codes).any():
@@ -232,18 +232,18 @@ def _held_out(source: ExampleTable, share: float, domain: NDArray[np.int64]) -> 
     """Return which clients (N,) are held out for testing; of a domain whose every client was drawn, the first is kept."""
     clients = len(domain)
     held = max(1, round(share * clients))
-    mend = "hold out a smaller share, or give a file of test examples"
+    fix = "hold out a smaller share, or give a file of test examples"
     if held >= clients:
-        raise DataError(f"{source.path}: holding out {held} of {clients} clients for testing leaves none: {mend}")
-    found = np.zeros(clients, dtype=bool)
-    found[rng.sample(rng.fold(rng.key(0), "hold_out"), clients, held).numpy()] = True
+        raise DataError(f"{source.path}: holding out {held} of {clients} clients for testing leaves none: {fix}")
+    result = np.zeros(clients, dtype=bool)
+    result[rng.sample(rng.fold(rng.key(0), "hold_out"), clients, held).numpy()] = True
     domains, first = np.unique(domain, return_index=True)
-    found[first[np.bincount(domain[~found], minlength=len(domains)) == 0]] = False
-    if not found.any():
+    result[first[np.bincount(domain[~result], minlength=len(domains)) == 0]] = False
+    if not result.any():
         raise DataError(
             f"{source.path}: every client that would be held out is the only one of its domain: give a file of test examples"
         )
-    return found
+    return result
 
 
 def _test_domain(layout: _Layout, train: ExampleTable, tests: ExampleTable | None) -> NDArray[np.int64] | None:
@@ -255,11 +255,11 @@ def _test_domain(layout: _Layout, train: ExampleTable, tests: ExampleTable | Non
     where = f"{tests.path}: column {tests.domain!r}"
     if train.domain is None:
         raise DataError(f"{where}: {train.path} has no such column: leave it out, or add it there")
-    codes, found = tests.coded(tests.domain)
+    codes, result = tests.coded(tests.domain)
     number = {name: i for i, name in enumerate(layout.domains)}
-    if strange := [name for name in found.to_pylist() if name not in number]:
+    if strange := [name for name in result.to_pylist() if name not in number]:
         raise DataError(f"{where}: {strange[0]!r} is the domain of no client: mend it, or leave these rows out")
-    return np.array([number[name] for name in found.to_pylist()])[codes]
+    return np.array([number[name] for name in result.to_pylist()])[codes]
 
 
 def _write_examples(
@@ -308,8 +308,8 @@ def allocate(path: Path, rows: int, x: NDArray[Any], y: NDArray[Any]) -> tuple[N
         start = column.ctypes.data - whole.ctypes.data
         return whole[start : start + column.nbytes].view(column.dtype).reshape(column.shape)
 
-    found = columns(whole)
-    return writable(found["x"]), writable(found["y"])
+    result = columns(whole)
+    return writable(result["x"]), writable(result["y"])
 
 
 def _zeros(rows: int, like: NDArray[Any], zeros: pa.Buffer) -> pa.Array:

@@ -24,7 +24,7 @@ from fedfleet.simulator.plain_text import LOOKED, OtherEncoding, check_encoding
 SUFFIXES = (".csv", ".csv.gz")
 BLOCK_BYTES = 1 << 23  # read at a time; a row has to fit
 KINDS = (pa.int64(), pa.float64(), pa.bool_(), pa.string())
-MEND = "write it again, with commas between columns, in UTF-8"
+FIX = "write it again, with commas between columns, in UTF-8"
 
 
 class CsvPart:
@@ -124,10 +124,10 @@ def csv_parts(path: Path, names: Collection[str], texts: Collection[str]) -> lis
 def _is(column: pa.Array, kind: pa.DataType, exact: bool = False) -> bool:
     """Return whether all text in a column is of a type; if `exact` as this type is written."""
     try:
-        found = pc.cast(column, kind)
+        result = pc.cast(column, kind)
     except pa.ArrowInvalid:
         return False
-    return not exact or pc.cast(found, pa.string()).equals(column)
+    return not exact or pc.cast(result, pa.string()).equals(column)
 
 
 @contextmanager
@@ -144,4 +144,4 @@ def _naming(file: Path) -> Iterator[None]:
                 f"{file}: row {int(row[1]) - 2}: {said[row.end() :][:200]}",
                 "mend it: text with commas is in quotes, all in UTF-8",
             )
-        fail(f"{file}: not readable as CSV ({said[:200]})", MEND)
+        fail(f"{file}: not readable as CSV ({said[:200]})", FIX)

@@ -64,11 +64,11 @@ def load_digit_five(folder: Path) -> Dataset:
 
 def _split(path: Path, x: str, y: str, x_test: str, y_test: str, order: str) -> tuple[Pair, Pair]:
     """Return the training and the test images of a file, whose axes are in the order said."""
-    found = read_mat(path, [x, y, x_test, y_test], SITE)
+    result = read_mat(path, [x, y, x_test, y_test], SITE)
     if order == "nhw":  # the axis of the one channel may or may not be there
-        found = [a.squeeze(-1) if a.ndim == 4 and a.shape[-1] == 1 else a for a in found]
-    train, test = (images(a, order, path, SITE) for a in found[::2])
-    return (train, labels(found[1], len(train), path, SITE)), (test, labels(found[3], len(test), path, SITE))
+        result = [a.squeeze(-1) if a.ndim == 4 and a.shape[-1] == 1 else a for a in result]
+    train, test = (images(a, order, path, SITE) for a in result[::2])
+    return (train, labels(result[1], len(train), path, SITE)), (test, labels(result[3], len(test), path, SITE))
 
 
 def _usps(path: Path) -> tuple[Pair, Pair]:
@@ -78,8 +78,8 @@ def _usps(path: Path) -> tuple[Pair, Pair]:
         raise broken(path, f"has a dataset of {cells.shape}, expected a cell array of (2, 2)", SITE)
     if any(row[0].dtype.kind not in "uif" for row in cells):
         raise broken(path, "has images that are not numbers", SITE)
-    found = [images(row[0] * 255, "nchw", path, SITE) for row in cells]
-    train, test = ((x, labels(row[1], len(x), path, SITE)) for x, row in zip(found, cells, strict=True))
+    result = [images(row[0] * 255, "nchw", path, SITE) for row in cells]
+    train, test = ((x, labels(row[1], len(x), path, SITE)) for x, row in zip(result, cells, strict=True))
     return train, test
 
 

@@ -120,8 +120,8 @@ class DiskPopulation:
 
     def domains(self, ids: Tensor) -> Tensor:
         """Return the domain of each client."""
-        found = self._column("domain", ids) if self.domain is None else self.domain[ids.cpu()]
-        return found.to(ids.device)
+        result = self._column("domain", ids) if self.domain is None else self.domain[ids.cpu()]
+        return result.to(ids.device)
 
     def grouped(self, domain: Tensor) -> DiskPopulation:
         """Return the population with other domains."""
@@ -146,21 +146,21 @@ class DiskPopulation:
 
     def read(self, name: str, rows: Tensor) -> Tensor:
         """Return rows (n,) of the column "x" or "y" of the examples, in memory; tokens as int64."""
-        found = torch.from_numpy(self.examples[name].take(rows.numpy(), axis=0))
-        return found.long() if found.dtype in (torch.int16, torch.int32) else found
+        result = torch.from_numpy(self.examples[name].take(rows.numpy(), axis=0))
+        return result.long() if result.dtype in (torch.int16, torch.int32) else result
 
     def content(self) -> str:
         """Return where the folder is and a digest of its files, of each up to 64 MiB, evenly spaced. Raises OSError."""
-        found = hashlib.sha256((self.folder / TOTALS).read_bytes())
+        result = hashlib.sha256((self.folder / TOTALS).read_bytes())
         for name in (CLIENTS, EXAMPLES, *([TEST_DOMAINS] if (self.folder / TEST_DOMAINS).exists() else [])):
             with (self.folder / name).open("rb") as file:
                 size = file.seek(0, 2)
                 count = min(PIECES, -(-size // PIECE))
-                found.update(f"{name} {size}".encode())
+                result.update(f"{name} {size}".encode())
                 for i in range(count):
                     file.seek((size - PIECE) * i // (count - 1) if count > 1 else 0)
-                    found.update(file.read(PIECE))
-        return f"{self.folder} sha256 {found.hexdigest()[:12]}"
+                    result.update(file.read(PIECE))
+        return f"{self.folder} sha256 {result.hexdigest()[:12]}"
 
     def to(self, device: torch.device) -> DiskPopulation:
         """Return the population reading onto a device."""
@@ -230,8 +230,8 @@ class ClientNames(Sequence[str]):
     def __getitem__(self, at: slice) -> list[str]: ...
     def __getitem__(self, at: int | slice) -> str | list[str]:
         """Return the name of a client, or the names of some."""
-        found = _clients(self.path)
-        return [str(name) for name in found[at].to_pylist()] if isinstance(at, slice) else str(found[at].as_py())
+        result = _clients(self.path)
+        return [str(name) for name in result[at].to_pylist()] if isinstance(at, slice) else str(result[at].as_py())
 
 
 def _clients(path: Path) -> pa.Array:
@@ -252,8 +252,8 @@ def read_totals(folder: Path) -> Totals:
     try:
         totals = Totals.model_validate_json(path.read_bytes(), strict=True)
         for name, wanted in totals.file_bytes.items():
-            if (found := (folder / name).stat().st_size) != wanted:
-                raise DataError(f"{folder / name}: {found} of {wanted} bytes: copy it again, or {again}")
+            if (result := (folder / name).stat().st_size) != wanted:
+                raise DataError(f"{folder / name}: {result} of {wanted} bytes: copy it again, or {again}")
     except OSError as e:
         problem = f"{e.filename or path}: {e.strerror}"
         raise DataError(f"{folder}: not a whole folder of clients ({problem}): {again}") from None

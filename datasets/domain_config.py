@@ -1,4 +1,4 @@
-"""Which clients make up a domain, as a configuration says it: a kind and its options."""
+"""Options of ``domains``: the clients that make up a domain, by a kind and its options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedfleet.simulator.population import Population
 from fedfleet.simulator.registry import Entry, Options, Registry
 
 Array = NDArray[np.float64]
-Vectors = Callable[[str, Population], Array]
+ClientFeatures = Callable[[str, Population], Array]
 """``(kind, clients) -> vectors (N, k)`` of all clients at the initial model: of kind "gradient" or "loss"."""
 VECTORS_UP_TO = 100_000  # clients, at about a thousand a second
 STEPS = 300  # of Lloyd's algorithm, at most
@@ -34,7 +34,7 @@ class DomainConfig(Options):
         """Domains that are to be targets, by name or number."""
         return ()
 
-    def group(self, clients: Population, seed: int, vectors: Vectors | None = None) -> Population:
+    def group(self, clients: Population, seed: int, vectors: ClientFeatures | None = None) -> Population:
         """Return the clients with their domains, numbered from 0 without a gap. Raises ValueError."""
         return clients
 
@@ -53,18 +53,18 @@ class Given(DomainConfig):
 
     def targets(self, names: tuple[str, ...], count: int) -> tuple[int, ...]:
         """Return the numbers of the targets, of ``count`` domains with these names if they have any. Raises ValueError."""
-        found = tuple(_number(one, names, count) for one in self.asked)
-        if len(set(found)) < len(found):
+        result = tuple(_number(one, names, count) for one in self.asked)
+        if len(set(result)) < len(result):
             raise ValueError(f"target={list(self.asked)}: give each domain once")
-        if found and len(found) == count:
+        if result and len(result) == count:
             raise ValueError(f"target={list(self.asked)}: no domain is left as a source: leave one out")
-        return found
+        return result
 
 
 class EachClient(DomainConfig):
     """Every client is a domain of its own."""
 
-    def group(self, clients: Population, seed: int, vectors: Vectors | None = None) -> Population:
+    def group(self, clients: Population, seed: int, vectors: ClientFeatures | None = None) -> Population:
         """Return the clients, each a domain."""
         return clients.grouped(torch.arange(clients.size))
 
@@ -77,7 +77,7 @@ class ByLabel(DomainConfig):
         """It does."""
         return True
 
-    def group(self, clients: Population, seed: int, vectors: Vectors | None = None) -> Population:
+    def group(self, clients: Population, seed: int, vectors: ClientFeatures | None = None) -> Population:
         """Return the clients by label; labels that are nobody's most frequent are no domain."""
         label = torch.from_numpy(histograms(clients).argmax(1))
         return clients.grouped(label.unique(return_inverse=True)[1])
@@ -109,17 +109,17 @@ class Clusters(DomainConfig):
         """Gradients alone do without."""
         return self.by != "gradient"
 
-    def group(self, clients: Population, seed: int, vectors: Vectors | None = None) -> Population:
+    def group(self, clients: Population, seed: int, vectors: ClientFeatures | None = None) -> Population:
         """Return the clients by cluster."""
         if self.count > clients.size:
             raise ValueError(f"count={self.count}: there are only {clients.size} clients")
         examples = clients.num_examples(torch.arange(clients.size)).double().numpy()
         shares = self._vectors(clients, vectors)
-        found = _euclidean(shares, self.count, seed) if self.distance == "euclidean" else _kl(shares, self.count, seed)
-        merged = _merged(shares, examples, found, self.min_examples, self.max_skewness, self.distance)
+        result = _euclidean(shares, self.count, seed) if self.distance == "euclidean" else _kl(shares, self.count, seed)
+        merged = _merged(shares, examples, result, self.min_examples, self.max_skewness, self.distance)
         return clients.grouped(torch.from_numpy(merged).unique(return_inverse=True)[1])
 
-    def _vectors(self, clients: Population, vectors: Vectors | None) -> Array:
+    def _vectors(self, clients: Population, vectors: ClientFeatures | None) -> Array:
         if self.by == "labels":
             counts = histograms(clients)
             return counts / counts.sum(1, keepdims=True)
@@ -172,13 +172,13 @@ def _kl(shares: Array, count: int, seed: int) -> NDArray[np.int64]:
     from sklearn.cluster import kmeans_plusplus
 
     centres, _ = kmeans_plusplus(shares, count, random_state=seed)
-    found = np.zeros(len(shares), np.int64)
+    result = np.zeros(len(shares), np.int64)
     for _ in range(STEPS):
-        old, found = found, _divergence(shares, centres).argmin(1)
-        if (old == found).all():
+        old, result = result, _divergence(shares, centres).argmin(1)
+        if (old == result).all():
             break
-        centres = np.stack([shares[found == k].mean(0) if (found == k).any() else centres[k] for k in range(count)])
-    return found
+        centres = np.stack([shares[result == k].mean(0) if (result == k).any() else centres[k] for k in range(count)])
+    return result
 
 
 def _divergence(shares: Array, centres: Array) -> Array:
@@ -190,19 +190,19 @@ def _divergence(shares: Array, centres: Array) -> Array:
 def _merged(
     shares: Array,
     examples: Array,
-    found: NDArray[np.int64],
+    result: NDArray[np.int64],
     least: int,
     skewness: float | None,
     distance: str,
 ) -> NDArray[np.int64]:
     """Merge the smallest cluster into the nearest until all are large enough."""
     while True:
-        names = np.unique(found)
-        sizes = np.array([examples[found == k].sum() for k in names])
+        names = np.unique(result)
+        sizes = np.array([examples[result == k].sum() for k in names])
         needed = least if skewness is None else max(least, examples.sum() / skewness)
         if len(names) == 1 or sizes.min() >= needed:
-            return found
-        centres = np.stack([shares[found == k].mean(0) for k in names])
+            return result
+        centres = np.stack([shares[result == k].mean(0) for k in names])
         small = int(sizes.argmin())
         away = (
             ((centres - centres[small]) ** 2).sum(1)
@@ -210,4 +210,4 @@ def _merged(
             else _divergence(centres[small : small + 1], centres)[0]
         )
         away[small] = np.inf
-        found = np.where(found == names[small], names[int(away.argmin())], found)
+        result = np.where(result == names[small], names[int(away.argmin())], result)

@@ -33,10 +33,10 @@ from torch import Tensor
 
 from fedfleet.datasets import blending, examples, glyphs, resampling, strokes
 from fedfleet.datasets.blending import blended, package_photographs, patches, silhouettes
+from fedfleet.datasets.cached_arrays import Arrays, code, digest_of, kept, versions
 from fedfleet.datasets.examples import Dataset, Examples, joined
 from fedfleet.datasets.files import broken
 from fedfleet.datasets.glyphs import package_faces, rendered
-from fedfleet.datasets.made import Arrays, code, digest_of, kept, versions
 from fedfleet.datasets.resampling import enlarged, rgb
 from fedfleet.datasets.strokes import drawn
 from fedfleet.simulator.arithmetic import rng
@@ -170,18 +170,18 @@ def table(path: Path, source: Source) -> tuple[Tensor, Tensor]:
     import pandas as pd  # here, for what else reads data sets needs none
 
     try:
-        found = pd.read_csv(path, header=None, skipinitialspace=True).to_numpy()
+        result = pd.read_csv(path, header=None, skipinitialspace=True).to_numpy()
     except (OSError, ValueError, EOFError) as error:
         raise broken(path, f"cannot be read ({error})", source.site) from error
-    if found.shape != (source.rows, source.numbers + 1) or found.dtype != np.int64:
+    if result.shape != (source.rows, source.numbers + 1) or result.dtype != np.int64:
         problem = (
-            f"holds {found.shape} of {found.dtype}, expected {source.rows} rows of {source.numbers + 1} whole numbers"
+            f"holds {result.shape} of {result.dtype}, expected {source.rows} rows of {source.numbers + 1} whole numbers"
         )
         raise broken(path, problem, source.site)
-    numbers, labels = found[:, :-1], found[:, -1]
+    numbers, labels = result[:, :-1], result[:, -1]
     if numbers.min() < 0 or numbers.max() > source.most or labels.min() < 0 or labels.max() > 9:
         raise broken(path, f"has numbers outside 0..{source.most}, or labels outside 0..9", source.site)
-    rows = np.unique(found.astype(np.uint8), axis=0)
+    rows = np.unique(result.astype(np.uint8), axis=0)
     if len(rows) < source.rows:
         raise broken(path, f"has {source.rows - len(rows)} rows more than once", source.site)
     return torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, -1].astype(np.int64))

@@ -49,25 +49,25 @@ def rotated(data: Dataset) -> Dataset:
     """Deal all images, grey, of a data set to domains, and turn them."""
     name = f"rotated_{data.name}"
     parts = _dealt(data, name, len(DEGREES))
-    found = {
+    result = {
         f"rot{degrees}": Examples(turned(x, degrees), y, data.train.classes)
         for degrees, (x, y) in zip(DEGREES, parts, strict=True)
     }
-    return _untested(name, found)
+    return _untested(name, result)
 
 
 def coloured(data: Dataset) -> Dataset:
     """Deal all images, grey, of a data set to domains, and give them two classes and a colour that goes along with these."""
     name = f"coloured_{data.name}"
-    found = {}
+    result = {}
     for (domain, other), (x, y) in zip(OTHER_CHANNEL.items(), _dealt(data, name, len(OTHER_CHANNEL)), strict=True):
         flipped, apart = rng.uniform(rng.fold(rng.key(0), name, domain), (2, len(y)), torch.float64)
         label = (y < 5) ^ (flipped < NOISE)
         channel = (label ^ (apart < other)).long()
         images = torch.zeros(len(x), 2, *x.shape[2:], dtype=torch.uint8)
         images[torch.arange(len(x)), channel] = x[:, 0]
-        found[domain] = Examples(images, label.long(), 2)
-    return _untested(name, found)
+        result[domain] = Examples(images, label.long(), 2)
+    return _untested(name, result)
 
 
 def _dealt(data: Dataset, name: str, count: int) -> list[tuple[Tensor, Tensor]]:

@@ -20,11 +20,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fedfleet.datasets import columns
-from fedfleet.datasets.apart import MEND, SEVERAL, Apart
+from fedfleet.datasets.apart import FIX, SEVERAL, Apart
 from fedfleet.datasets.columns import Bad
 from fedfleet.datasets.csv_part import csv_parts
 from fedfleet.datasets.files import check_once
 from fedfleet.datasets.parquet import Batch, ParquetPart, Part, fail, paths
+from fedfleet.datasets.user_data import check_names
 
 INDEX = re.compile(r"(__index_level_\d+__|Unnamed: \d+)?")  # what pandas calls an index without a name
 Layout = Literal["parquet", "csv"]
@@ -99,9 +100,9 @@ class ExampleTable:
         check_once([part.file for part in self._parts if part.rows])
         first, schema = self._parts[0].file, self._meant(self._parts[0])
         for part in self._parts:
-            found = self._meant(part)
-            _check(part, found, called, clients)
-            if {(field.name, field.type) for field in found} != {(field.name, field.type) for field in schema}:
+            result = self._meant(part)
+            _check(part, result, called, clients)
+            if {(field.name, field.type) for field in result} != {(field.name, field.type) for field in schema}:
                 fail(f"{part.file}: its columns are not those of {first}", "give all files the same names and types")
         self.domain = called.domain if called.domain in schema.names else None
         self.features = _features(schema, called)
@@ -124,7 +125,7 @@ class ExampleTable:
         everything = {name for part in self._parts for name in part.schema.names}
         self.left_out = sorted(everything - {*schema.names, *called.without})
         self.beside = sorted({*schema.names} - {*called.own, called.text}) if called.text else []
-        self._apart: dict[tuple[str, int], Apart] = {}  # by column of targets, and place in its lists
+        self._apart: dict[tuple[str, int], Apart] = {}  # by column, and place in its lists
         self.rows = sum(part.rows for part in self._parts)
         if self.rows == 0:
             fail(f"{path}: holds no rows", "give a file with examples")
@@ -140,8 +141,10 @@ class ExampleTable:
         for batch in self._batches([name]):
             with batch.naming(name):
                 chunks.append(columns.coded(batch.columns[name]))
-        found = pa.chunked_array(chunks).unify_dictionaries()
-        return np.concatenate([chunk.indices.to_numpy() for chunk in found.chunks]), found.chunk(0).dictionary
+        result = pa.chunked_array(chunks).unify_dictionaries()
+        if columns.is_text(result.type.value_type):
+            check_names(f"{self.path}: column {name!r}", result.chunk(0).dictionary.to_pylist())
+        return np.concatenate([chunk.indices.to_numpy() for chunk in result.chunks]), result.chunk(0).dictionary
 
     def batches(self, classes: int | None = None) -> Iterator[Rows]:
         """Yield all rows in order. Every example has one shape, and so have targets; labels are below `classes`, where given."""
@@ -149,10 +152,10 @@ class ExampleTable:
         for batch in self.raw():
             x, y = self._examples(batch), self.aims(batch, classes)
             first = first or (kind(x), kind(y))
-            for name, found, before in zip((self.features[0], self.called.aims[0]), (x, y), first, strict=True):
-                if kind(found) != before:
+            for name, result, before in zip((self.features[0], self.called.aims[0]), (x, y), first, strict=True):
+                if kind(result) != before:
                     with batch.naming(name):
-                        raise Bad(0, f"is {kind(found)}, earlier rows are {before}", "make all rows alike")
+                        raise Bad(0, f"is {kind(result)}, earlier rows are {before}", "make all rows alike")
             yield Rows(x, y)
         self.check_told_apart()
 
@@ -163,7 +166,11 @@ class ExampleTable:
     def _examples(self, batch: Batch) -> NDArray[Any]:
         if self._whole:
             with batch.naming("x"):
+                self._watch("x", columns.numbers(batch.columns["x"], None))
                 return columns.numbers(batch.columns["x"], self.dtype)
+        for name in self.features:
+            with batch.naming(name):
+                self._watch(name, columns.numbers(batch.columns[name], None))
         return self._side_by_side(batch, self.features, self.dtype)
 
     def aims(self, batch: Batch, classes: int | None) -> NDArray[Any]:
@@ -174,19 +181,23 @@ class ExampleTable:
                 return columns.labels(batch.columns[name], classes)
         for each in self.called.target:
             with batch.naming(each):
-                watched = columns.numbers(batch.columns[each], None).reshape(len(batch.columns), -1)
-            for i, column in enumerate(watched.T if watched.shape[1] <= SEVERAL else [watched.reshape(-1)]):
-                self._apart.setdefault((each, i), Apart()).add(column)
+                self._watch(each, columns.numbers(batch.columns[each], None))
         if len(self.called.target) == 1:
             with batch.naming(name):
                 return columns.numbers(batch.columns[name], np.dtype(np.float32))
         return self._side_by_side(batch, self.called.target, np.dtype(np.float32))
 
+    def _watch(self, name: str, values: NDArray[Any]) -> None:
+        """Look at numbers (n, ...) of a column for some that differ and become one in float32."""
+        watched = values.reshape(len(values), -1)
+        for i, column in enumerate(watched.T if watched.shape[1] <= SEVERAL else [watched.reshape(-1)]):
+            self._apart.setdefault((name, i), Apart()).add(column)
+
     def check_told_apart(self) -> None:
-        """Refuse targets, once all were read, of which some that differ become one number in float32."""
+        """Refuse features and targets, once all were read, of which some that differ become one number in float32."""
         for (name, _), watched in self._apart.items():
             if (problem := watched.problem()) is not None:
-                fail(f"{self.path}: column {name!r}: {problem}", MEND)
+                fail(f"{self.path}: column {name!r}: {problem}", FIX)
 
     def _side_by_side(self, batch: Batch, names: list[str] | tuple[str, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         x = np.empty((len(batch.columns), len(names)), dtype=dtype)
@@ -238,11 +249,11 @@ def _check(part: Part, schema: pa.Schema, called: Columns, clients: bool) -> Non
     _check_names(file, schema, called, clients)
     for name in {called.client, *called.aims, called.domain} & {*names}:
         if name not in called.target:
-            found, is_label = schema.field(name).type, name == called.label
-            value = columns.value_of(found)
+            result, is_label = schema.field(name).type, name == called.label
+            value = columns.value_of(result)
             if not (pa.types.is_integer(value) or (not is_label and columns.is_text(value))):
-                mend = "make it integers" if is_label else "make it integers or text"
-                fail(f"{file}: column {name!r} is {found}", mend)
+                fix = "make it integers" if is_label else "make it integers or text"
+                fail(f"{file}: column {name!r} is {result}", fix)
     if strange := [name for name in called.without if name not in part.schema.names]:
         fail(f"{file}: no column {strange[0]!r} to be left out", f"choose among {', '.join(part.schema.names)}")
     features = _features(schema, called)
@@ -252,13 +263,13 @@ def _check(part: Part, schema: pa.Schema, called: Columns, clients: bool) -> Non
         fail(f"{file}: beside 'x' there is a column {min(others)!r}", "put it in x, or leave it out")
     odd = list[str]()
     for name in [*called.target, *features]:
-        found = schema.field(name).type
+        result = schema.field(name).type
         lists = name == "x" or called.target == (name,)
         if name == called.text:
-            tokens = columns.is_list(found) and pa.types.is_integer(columns.inner(found))
-            if not tokens and not columns.is_text(columns.value_of(found)):
-                fail(f"{file}: column {name!r} is {found}", "make it text, or lists of token numbers")
-        elif not columns.is_number(columns.inner(found) if lists else found):
+            tokens = columns.is_list(result) and pa.types.is_integer(columns.inner(result))
+            if not tokens and not columns.is_text(columns.value_of(result)):
+                fail(f"{file}: column {name!r} is {result}", "make it text, or lists of token numbers")
+        elif not columns.is_number(columns.inner(result) if lists else result):
             odd.append(name)
     if odd:
         out = (
@@ -281,8 +292,8 @@ def _check_names(file: Path, schema: pa.Schema, called: Columns, clients: bool) 
     wanted = [called.client, *read, *([called.domain] if called.domain != USUAL.domain else [])] if clients else read
     for name in wanted:
         if name not in names:
-            mend = "add it, or rename the one that is meant" if name in USUAL.own else "give the name of one of them"
-            fail(f"{file}: no column {name!r} among {', '.join(names)}", mend)
+            fix = "add it, or rename the one that is meant" if name in USUAL.own else "give the name of one of them"
+            fail(f"{file}: no column {name!r} among {', '.join(names)}", fix)
     for name, other in ((called.client, USUAL.client), (read[0], USUAL.own[1]), (called.domain, USUAL.domain)):
         if called.text is None and name != other and other in names and other not in called.own:
             fail(f"{file}: beside {name!r} there is a column {other!r}", "leave one of them out")

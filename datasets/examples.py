@@ -1,6 +1,6 @@
-"""What a data set is to the engine: tensors of examples, as published.
+"""Data sets as the engine takes them: tensors of examples, as published.
 
-Pixels stay uint8 until the engine gathers a batch, so that a data set takes a quarter of the memory and is shared unchanged.
+Pixels stay uint8 until the engine gathers a batch. So a data set takes a quarter of the memory and is shared unchanged.
 """
 
 from collections.abc import Callable, Mapping

@@ -42,13 +42,13 @@ def convert_trace(source: Path, out: Path) -> Converted:
     """Write the trace in `source` to the new file `out`. Raises DataError, in one line, and leaves nothing behind."""
     if out.exists():
         raise DataError(f"{out}: exists: choose another file, or remove it first")
-    found = _read(source)
-    if not isinstance(found, dict) or not found:
+    result = _read(source)
+    if not isinstance(result, dict) or not result:
         raise DataError(f"{source}: holds no clients: give a mapping of clients to active, inactive and finish_time")
-    names = _names(source, list(found))
+    names = _names(source, list(result))
     empty, idle = 0, 0
     owner, starts, ends, periods = [], [], [], []
-    for i, (name, entry) in enumerate(found.items()):
+    for i, (name, entry) in enumerate(result.items()):
         start, end, period = _intervals(f"{source}: client {_short(name)}", entry)
         empty += int((end <= start).sum())
         start, end = _joined(start, end)
@@ -57,7 +57,7 @@ def convert_trace(source: Path, out: Path) -> Converted:
         starts.append(start)
         ends.append(end)
         periods.append(np.full(len(start), period))
-    if idle == len(found):
+    if idle == len(result):
         raise DataError(f"{source}: no client is ever active: see that active comes before inactive, in seconds")
     rows = pa.array(np.concatenate(owner))
     columns = {"start_s": starts, "end_s": ends, "period_s": periods}
@@ -69,7 +69,7 @@ def convert_trace(source: Path, out: Path) -> Converted:
             (Path(scratch) / out.name).replace(out)
     except OSError as e:
         raise DataError(f"{out}: cannot be written ({e.strerror or e}): make room, or mend the rights") from None
-    return Converted(len(found) - idle, len(table), empty, idle)
+    return Converted(len(result) - idle, len(table), empty, idle)
 
 
 def _read(source: Path) -> Any:
@@ -140,11 +140,11 @@ def _intervals(where: str, entry: Any) -> tuple[NDArray[np.float64], NDArray[np.
 def _numbers(where: str, values: Any) -> NDArray[np.float64]:
     if not isinstance(values, list | tuple):
         raise DataError(f"{where}: is {type(values).__name__}: give a list of seconds")
-    found = np.fromiter(_each(values), dtype=np.float64, count=len(values))
-    if not (fine := np.isfinite(found)).all():
+    result = np.fromiter(_each(values), dtype=np.float64, count=len(values))
+    if not (fine := np.isfinite(result)).all():
         i = int(np.argmin(fine))
         raise DataError(f"{where}[{i}]={_short(values[i])}: give a finite number of seconds")
-    return found
+    return result
 
 
 def _each(values: Iterable[Any]) -> Iterator[float]:

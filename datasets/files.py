@@ -59,8 +59,8 @@ def cache_dir() -> Path:
 
 def broken(path: Path, problem: str, source: str) -> DataError:
     """Return the error for a file that is not what was published at `source` (a URL or a publisher's name)."""
-    mend = f"delete it and let it download again, or copy the original file from {source}"
-    return DataError(f"{path}: {one_line(problem)}; {mend}")
+    fix = f"delete it and let it download again, or copy the original file from {source}"
+    return DataError(f"{path}: {one_line(problem)}; {fix}")
 
 
 def absent(path: Path, source: str) -> DataError:
@@ -123,12 +123,12 @@ def read_idx(path: Path, source: str = "its publisher") -> Tensor:
     if len(data) < start:
         raise broken(path, f"ends inside its header, after {len(data)} of {start} bytes", source)
     shape = struct.unpack(f">{data[3]}I", data[4:start])
-    expected, found = math.prod(shape), len(data) - start
+    expected, result = math.prod(shape), len(data) - start
     if expected == 0:
         raise broken(path, f"holds nothing: its header states the shape {shape}", source)
-    if found != expected:
-        problem = "is cut short" if found < expected else "has trailing bytes"
-        raise broken(path, f"{problem}: shape {shape} needs {expected} bytes, {found} are there", source)
+    if result != expected:
+        problem = "is cut short" if result < expected else "has trailing bytes"
+        raise broken(path, f"{problem}: shape {shape} needs {expected} bytes, {result} are there", source)
     return torch.frombuffer(bytearray(data), dtype=torch.uint8, offset=start).reshape(shape)
 
 
@@ -152,8 +152,8 @@ def fetch(root: Path, name: str, urls: Sequence[str], md5: str, holds: str | Non
             failures.append(f"{url}: {error or type(error).__name__}")
     wanted = name if holds is None else f"{holds} (or {name}, which holds it)"
     reasons = one_line("; ".join(failures))
-    mend = f"copy it there, or set {ENVIRONMENT} to the folder that has it"
-    raise DataError(f"{wanted} is not in {root} and did not download ({reasons}): {mend}")
+    fix = f"copy it there, or set {ENVIRONMENT} to the folder that has it"
+    raise DataError(f"{wanted} is not in {root} and did not download ({reasons}): {fix}")
 
 
 def fetch_members(root: Path, members: Mapping[str, str], archive: str, url: str, md5: str) -> list[Path]:
@@ -168,9 +168,9 @@ def fetch_members(root: Path, members: Mapping[str, str], archive: str, url: str
         path = fetch(root, archive, [url], md5, holds=missing[0])
         try:
             with path.open("rb") as file:
-                found = hashlib.file_digest(file, _md5).hexdigest()
-            if found != md5:
-                raise broken(path, f"its md5 is {found}, not {md5}", url)
+                result = hashlib.file_digest(file, _md5).hexdigest()
+            if result != md5:
+                raise broken(path, f"its md5 is {result}, not {md5}", url)
             with _opened(path) as member:
                 for name in missing:
                     with member(members[name]) as source, whole(root / name) as target:

@@ -39,9 +39,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fedfleet.datasets.cached_arrays import Arrays, code, kept, versions
 from fedfleet.datasets.examples import Dataset, Examples
 from fedfleet.datasets.files import DataError, absent, broken, ending, entries, is_there
-from fedfleet.datasets.made import Arrays, code, kept, versions
 from fedfleet.simulator.errors import one_line
 from fedfleet.simulator.plain_text import OtherEncoding, decoded
 
@@ -78,21 +78,21 @@ def load(folder: Path, side: int = 224, *, name: str) -> Dataset:
     Raises DataError.
     """
     of, root = SETS[name], _called(folder, name) or folder / name
-    found = [photographs(root, domain, of) for domain in of.domains]
-    classes = list(found[0])
-    for domain, other in zip(of.domains, found, strict=True):
+    result = [photographs(root, domain, of) for domain in of.domains]
+    classes = list(result[0])
+    for domain, other in zip(of.domains, result, strict=True):
         if strange := sorted(set(other) ^ set(classes)):
             problem = f"{strange[0]!r} is a class of {domain} or of {of.domains[0]}, not of both"
             raise broken(root / domain, problem, of.site)
-    paths = [path for domain in found for label in classes for path in domain[label]]
-    y = torch.tensor([classes.index(label) for domain in found for label in classes for _ in domain[label]])
-    counts = torch.tensor([sum(map(len, domain.values())) for domain in found])
-    parts = [torch.tensor([path in listed for path in paths]) for listed in _split(root, of, found)]
+    paths = [path for domain in result for label in classes for path in domain[label]]
+    y = torch.tensor([classes.index(label) for domain in result for label in classes for _ in domain[label]])
+    counts = torch.tensor([sum(map(len, domain.values())) for domain in result])
+    parts = [torch.tensor([path in listed for path in paths]) for listed in _split(root, of, result)]
     made_of = code([__name__]) | versions(["pillow"]) | {"side": str(side)}
     for path in paths:
         made_of[str(path.relative_to(root))] = _marks(path, of.site)
     x = kept(f"{name}-{side}", made_of, lambda: _resized(paths, side, of.site))["x"]
-    examples = Examples(x, y, len(classes), torch.arange(len(found)).repeat_interleave(counts))
+    examples = Examples(x, y, len(classes), torch.arange(len(result)).repeat_interleave(counts))
     train, test = (examples.rows(part) for part in parts) if parts else (examples, examples)
     return Dataset(name, train, test, tuple(domain.lower().replace(" ", "_") for domain in of.domains))
 
@@ -102,13 +102,13 @@ def photographs(root: Path, domain: str, of: Folders) -> dict[str, list[Path]]:
     if (at := _called(root, domain)) is None:
         raise absent(root / domain, of.site)
     folder = at / "images" if (at / "images").is_dir() else at
-    found = {at.name: ending(at, SUFFIXES) for at in entries(folder) if at.is_dir()}
-    if len(found) != of.classes:
-        problem = f"has {len(found)} folders, expected one for each of {of.classes} classes"
+    result = {at.name: ending(at, SUFFIXES) for at in entries(folder) if at.is_dir()}
+    if len(result) != of.classes:
+        problem = f"has {len(result)} folders, expected one for each of {of.classes} classes"
         raise broken(folder, problem, of.site)
-    if empty := [label for label, paths in found.items() if not paths]:
+    if empty := [label for label, paths in result.items() if not paths]:
         raise broken(folder / empty[0], f"holds no {' or '.join(SUFFIXES)}", of.site)
-    return found
+    return result
 
 
 def _called(folder: Path, name: str) -> Path | None:
@@ -132,7 +132,7 @@ def _plain(name: str) -> str:
     return "".join(c for c in name.lower() if c.isalnum())
 
 
-def _split(root: Path, of: Folders, found: Sequence[Mapping[str, list[Path]]]) -> list[set[Path]]:
+def _split(root: Path, of: Folders, result: Sequence[Mapping[str, list[Path]]]) -> list[set[Path]]:
     """Return the images listed for training and those for testing, or nothing where there are no lists. Raises DataError."""
     lists = {part: [root / f"{domain}_{part}_kfold.txt" for domain in of.domains] for part in ("train", "test")}
     there = {path: is_there(path) for paths in lists.values() for path in paths}
@@ -141,7 +141,7 @@ def _split(root: Path, of: Folders, found: Sequence[Mapping[str, list[Path]]]) -
     if missing := [path for path, is_here in there.items() if not is_here]:
         raise DataError(f"{missing[0]} is not there, and others of its kind are: fetch it, too, or move those away")
     return [
-        {image for of_domain in zip(paths, of.domains, found, strict=True) for image in _listed(*of_domain)}
+        {image for of_domain in zip(paths, of.domains, result, strict=True) for image in _listed(*of_domain)}
         for paths in lists.values()
     ]
 

@@ -17,19 +17,19 @@ from urllib.parse import urlsplit
 import torch
 from pydantic import Field, model_validator
 
-from fedfleet.datasets import arrays, given
+from fedfleet.datasets import arrays, user_data
 from fedfleet.datasets.examples import Dataset, FederatedDataset
 from fedfleet.datasets.files import DataError
-from fedfleet.datasets.given import Held, Rows, fail
 from fedfleet.datasets.image_folder import MODES, read_images
 from fedfleet.datasets.parts import Parts, put_together, split
 from fedfleet.datasets.texts import Reading, check_reading, tokenised
+from fedfleet.datasets.user_data import Held, Rows, fail
 from fedfleet.simulator.errors import one_line
 from fedfleet.simulator.registry import Options
 
 PATIENCE_S = 5.0
 """Seconds in which the hub has to answer."""
-LABEL = given.Unsaid("label")
+LABEL = user_data.Unsaid("label")
 
 
 class HuggingFaceOptions(Options):
@@ -77,7 +77,7 @@ class HuggingFaceOptions(Options):
     def _one_aim(cls, asked: Any) -> Any:
         if not isinstance(asked, dict) or asked.get("target") is None:
             return asked
-        given.check_aim(asked.get("label"), asked["target"])
+        user_data.check_aim(asked.get("label"), asked["target"])
         return {**asked, "label": None}
 
 
@@ -126,7 +126,7 @@ def from_hf(
     share = 0.1 if there is None else there
     if isinstance(features, str):
         fail("features", f"is {features!r}", "give a list of columns")
-    given.check_aim(label, target)
+    user_data.check_aim(label, target)
     asked = HuggingFaceOptions.model_construct(
         client=client,
         label=label if target is None else None,
@@ -143,11 +143,11 @@ def from_hf(
 
 def read(options: HuggingFaceOptions) -> Parts:
     """Return what a data set of the library holds. Raises DataError."""
-    found = _loaded(options)
-    splits = found if isinstance(found, Mapping) else {options.train: found}
+    result = _loaded(options)
+    splits = result if isinstance(result, Mapping) else {options.train: result}
     if options.train not in splits:
-        mend = f"set population.dataset.train to one of {', '.join(map(str, splits))}"
-        fail(options.path, f"there is no split {options.train!r}", mend)
+        fix = f"set population.dataset.train to one of {', '.join(map(str, splits))}"
+        fail(options.path, f"there is no split {options.train!r}", fix)
     unsaid = options.train == options.test and "test" not in options.model_fields_set
     held = options.hold_out if unsaid else splits.get(options.test, options.hold_out)
     return _parts(splits[options.train], held, options)
@@ -180,8 +180,8 @@ def _loaded(options: HuggingFaceOptions) -> Any:
             return datasets.load_from_disk(str(path))
         return datasets.load_dataset(options.path if from_hub else str(path), options.subset)
     except Exception as e:  # of any of the formats that the library reads
-        mend = "give a folder of save_to_disk or of files of data, or a name on the hub, where there is a network"
-        fail(options.path, f"cannot be read ({type(e).__name__}: {one_line(e)[:200]})", mend)
+        fix = "give a folder of save_to_disk or of files of data, or a name on the hub, where there is a network"
+        fail(options.path, f"cannot be read ({type(e).__name__}: {one_line(e)[:200]})", fix)
     finally:
         for library, was in zip(libraries, before, strict=True):
             library.HF_HUB_OFFLINE = was
@@ -210,7 +210,7 @@ def _parts(train: Any, test: Any, options: HuggingFaceOptions) -> Parts:
     declared = _names(train, options.label if options.target is None else None)
     if declared and options.classes not in (None, len(declared)):
         fail("classes", f"is {options.classes}, and column {options.label!r} names {len(declared)}", "leave it out")
-    classes = given.check_classes(options.classes, options.target)
+    classes = user_data.check_classes(options.classes, options.target)
     classes = len(declared) if classes is None and declared else classes
     rows = _rows("train", train, options, 0, clients=True)
     if isinstance(test, int | float):
@@ -219,12 +219,12 @@ def _parts(train: Any, test: Any, options: HuggingFaceOptions) -> Parts:
         held = _rows("test", test, options, len(train), clients=False)
         names = [declared, _names(test, options.label)]
         if all(names) and names[0] != names[1]:
-            mend = "give both the same names in the same order, as by cast_column"
-            fail(f"test: column {options.label!r}", "its labels are called otherwise than those of train", mend)
+            fix = "give both the same names in the same order, as by cast_column"
+            fail(f"test: column {options.label!r}", "its labels are called otherwise than those of train", fix)
     parts = split(rows, held, classes)
     parts = parts.called(classes=declared or parts.names.classes)
     if options.text is None:
-        return parts.called(features=given.feature_names(_features(train, options), rows.x))
+        return parts.called(features=user_data.feature_names(_features(train, options), rows.x))
     sides = (train,) if isinstance(test, int | float) else (train, test)
     texts = [text for side in sides for text in side.with_format(None)[options.text]]
     return tokenised(parts, texts, how, foretell=foretell)
@@ -261,7 +261,7 @@ def _rows(where: str, data: Any, options: HuggingFaceOptions, first: int, *, cli
     if options.text is None:
         _check_kinds(plain, features, where)
     if options.text is None and options.features is None:
-        given.check_left(where, features, LABEL, options.target)
+        user_data.check_left(where, features, LABEL, options.target)
     count = len(about)
     for column in {client, domain} - {None}:
         if names := _names(data, column):
@@ -277,8 +277,8 @@ def _rows(where: str, data: Any, options: HuggingFaceOptions, first: int, *, cli
         if options.text is None
         else torch.arange(first, first + count)[:, None],
         aims,
-        None if client is None else given.codes(about[client], at(client), "client", count),
-        None if domain is None else given.codes(about[domain], at(domain), "domain", count, rising=True),
+        None if client is None else user_data.codes(about[client], at(client), "client", count),
+        None if domain is None else user_data.codes(about[domain], at(domain), "domain", count, rising=True),
         names,
     )
 
@@ -289,7 +289,7 @@ def _aims(about: Any, options: HuggingFaceOptions, at: Any) -> tuple[torch.Tenso
         return arrays.targets(about, options.target, at), ()
     if options.label is None:
         return torch.zeros(len(about), dtype=torch.int64), ()
-    return given.named_labels(about[options.label], at(options.label), options.classes, len(about))
+    return user_data.named_labels(about[options.label], at(options.label), options.classes, len(about))
 
 
 def _check_kinds(plain: Any, features: list[str], where: str) -> None:
@@ -305,8 +305,8 @@ def _check_kinds(plain: Any, features: list[str], where: str) -> None:
             f"give features=[{whole[0]!r}]",
         )
     if texts:
-        mend = f"name it as text={texts[0]!r}, make it lists of integers by a tokeniser, or name features= without it"
-        fail(f"{where}: column {texts[0]!r}", "is text, no numbers", mend)
+        fix = f"name it as text={texts[0]!r}, make it lists of integers by a tokeniser, or name features= without it"
+        fail(f"{where}: column {texts[0]!r}", "is text, no numbers", fix)
 
 
 def _examples(plain: Any, features: list[str], options: HuggingFaceOptions, at: Any) -> Any:
@@ -322,7 +322,7 @@ def _examples(plain: Any, features: list[str], options: HuggingFaceOptions, at: 
         while hasattr(inner, "feature"):
             inner = inner.feature
         rows = [row[features[0]] for row in plain.select_columns(features)]
-        x = given.inputs(rows, at(features[0]))
+        x = user_data.inputs(rows, at(features[0]))
         return x.to(torch.uint8) if getattr(inner, "dtype", None) == "uint8" else x
     return arrays.example_columns(plain.select_columns(features).to_pandas(), features, at)
 

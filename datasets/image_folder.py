@@ -22,12 +22,12 @@ from PIL import Image, ImageOps
 from pydantic import Field
 from torch import Tensor
 
-from fedfleet.datasets import given
+from fedfleet.datasets import user_data
 from fedfleet.datasets.examples import Dataset, FederatedDataset
 from fedfleet.datasets.files import DataError, ending, entries
 from fedfleet.datasets.folders import SUFFIXES
-from fedfleet.datasets.given import Held, Rows, fail
 from fedfleet.datasets.parts import Parts, put_together, split
+from fedfleet.datasets.user_data import Held, Rows, fail
 from fedfleet.simulator.errors import one_line
 from fedfleet.simulator.registry import Options
 
@@ -103,33 +103,33 @@ def _parts(root: Path, each: Each, side: int | None, channels: int, test: float 
         fail("channels", f"is {channels!r}", "give 3, or 1 for grey")
     if side is not None and side < 1:
         fail("side", f"is {side!r}", "give the pixels of a side")
-    found = _found(root, each)
-    classes = sorted({image.label for image in found})
-    given.check_names(f"{root}: classes", classes)
+    result = _found(root, each)
+    classes = sorted({image.label for image in result})
+    user_data.check_names(f"{root}: classes", classes)
     if isinstance(test, str | Path):
         other = Path(test).expanduser()
         of_test = _found(other, each)
         if strange := sorted({image.label for image in of_test} - {*classes}):
             fail(f"{other}", f"{strange[0]!r} is no class of {root}", "rename the folder, or leave it out")
-        both = read_images([image.path for image in (*found, *of_test)], side, channels)
-        held: float | Rows = _rows(other, of_test, both[len(found) :], classes, each, clients=False)
-        rows = _rows(root, found, both[: len(found)], classes, each)
+        both = read_images([image.path for image in (*result, *of_test)], side, channels)
+        held: float | Rows = _rows(other, of_test, both[len(result) :], classes, each, clients=False)
+        rows = _rows(root, result, both[: len(result)], classes, each)
     else:
         held, rows = (
             test,
-            _rows(root, found, read_images([image.path for image in found], side, channels), classes, each),
+            _rows(root, result, read_images([image.path for image in result], side, channels), classes, each),
         )
     return split(rows, held, len(classes)).called(classes=tuple(classes))
 
 
 def _rows(
-    root: Path, found: Sequence[_Found], x: Tensor, classes: Sequence[str], each: Each, *, clients: bool = True
+    root: Path, result: Sequence[_Found], x: Tensor, classes: Sequence[str], each: Each, *, clients: bool = True
 ) -> Rows:
     number = {label: i for i, label in enumerate(classes)}
-    y = torch.tensor([number[image.label] for image in found])
-    owners, count = [image.owner for image in found], len(found)
-    client = given.codes(owners, str(root), "client", count) if each == "client" and clients else None
-    domain = given.codes(owners, str(root), "domain", count, rising=True) if each == "domain" else None
+    y = torch.tensor([number[image.label] for image in result])
+    owners, count = [image.owner for image in result], len(result)
+    client = user_data.codes(owners, str(root), "client", count) if each == "client" and clients else None
+    domain = user_data.codes(owners, str(root), "domain", count, rising=True) if each == "domain" else None
     return Rows(str(root), x, y, client, domain)
 
 
@@ -138,26 +138,26 @@ def _found(root: Path, each: Each) -> list[_Found]:
     if not root.is_dir():
         fail(f"{root}", "there is no such folder", "give one with a folder a client, a domain or a class")
     owners = [root] if each == "class" else _folders(root, f"a folder a {each}")
-    found = []
+    result = []
     for owner in owners:
         for at in _folders(owner, "a folder a class"):
             images = _images(at)
             if not images:
                 deeper = any(child.is_dir() for child in entries(at))
-                mend = "give each='client' or 'domain'" if deeper and each == "class" else "leave the folder out"
-                fail(f"{at}", f"holds no {' or '.join(SUFFIXES)}", mend)
-            found += [_Found(image, at.name, owner.name) for image in images]
-    return found
+                fix = "give each='client' or 'domain'" if deeper and each == "class" else "leave the folder out"
+                fail(f"{at}", f"holds no {' or '.join(SUFFIXES)}", fix)
+            result += [_Found(image, at.name, owner.name) for image in images]
+    return result
 
 
 def _folders(at: Path, wanted: str) -> list[Path]:
-    found = [child for child in entries(at) if child.is_dir()]
-    if not found:
-        mend = "give each='class'" if _images(at) and wanted == "a folder a class" else f"put {wanted} there"
-        fail(f"{at}", "holds no folders", mend)
+    result = [child for child in entries(at) if child.is_dir()]
+    if not result:
+        fix = "give each='class'" if _images(at) and wanted == "a folder a class" else f"put {wanted} there"
+        fail(f"{at}", "holds no folders", fix)
     if stray := _images(at):
         fail(f"{stray[0]}", f"lies beside {wanted}", "put it into one of them, or move it away")
-    return found
+    return result
 
 
 def _images(at: Path) -> list[Path]:
@@ -172,9 +172,9 @@ def read_images(paths: Sequence[Path | io.BytesIO], side: int | None, channels: 
     for i, (path, x) in enumerate(zip(paths, images, strict=True)):
         if x.shape != first:
             sizes = [f"{s[1]} x {s[0]}" for s in (x.shape, first)]
-            mend = f"give side={min(first[:2])}, to resize all"
+            fix = f"give side={min(first[:2])}, to resize all"
             first_name = _called(paths[0], 0)
-            fail(_called(path, i), f"is of {sizes[0]} pixels, and {first_name} of {sizes[1]}", mend)
+            fail(_called(path, i), f"is of {sizes[0]} pixels, and {first_name} of {sizes[1]}", fix)
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
 
 
@@ -195,6 +195,8 @@ def _image(number: int, path: Path | io.BytesIO, side: int | None, channels: int
         with Image.open(path, formats=["JPEG", "PNG"]) as opened:
             if opened.mode.startswith(("I", "F")):  # which convert would clip to 255
                 fail(_called(path, number), "has more than 8 bits a pixel", "scale it to 8, from 0 to 255")
+            if opened.format == "PNG" and getattr(opened, "is_animated", False):
+                fail(_called(path, number), "is animated, several images", "keep the one that is meant")
             image = _turned(opened).convert(MODES[channels])
         if side is not None:
             image = image.resize((side, side), Image.Resampling.BILINEAR)

@@ -27,12 +27,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedfleet.datasets import given
+from fedfleet.datasets import user_data
 from fedfleet.datasets.files import DataError, check_once, ending
-from fedfleet.datasets.given import Rows, fail
 from fedfleet.datasets.image_folder import read_images
 from fedfleet.datasets.parts import Parts, split
 from fedfleet.datasets.texts import Reading, tokenised
+from fedfleet.datasets.user_data import Rows, fail
 from fedfleet.datasets.vocabulary import WORD, Vocabulary
 from fedfleet.simulator.errors import one_line
 from fedfleet.simulator.plain_text import OtherEncoding, parsed_json
@@ -81,12 +81,12 @@ def read(options: LeafOptions) -> Parts:
     for part, side in zip(("train", "test"), sides, strict=True):
         if not side:
             fail(f"{root / part}", "holds no examples", "make them with LEAF's preprocess.sh")
-    found = _encoded(root, xs, ys, options)
+    result = _encoded(root, xs, ys, options)
     rows = []
-    for part, (x, y), of in zip(("train", "test"), found, users, strict=True):
+    for part, (x, y), of in zip(("train", "test"), result, users, strict=True):
         where = f"{root / part}"
-        client = given.codes(of, where, "user", len(of)) if part == "train" else None
-        rows.append(Rows(where, x, given.labels(y, f"{where}: y", options.classes, len(x)), client))
+        client = user_data.codes(of, where, "user", len(of)) if part == "train" else None
+        rows.append(Rows(where, x, user_data.labels(y, f"{where}: y", options.classes, len(x)), client))
     of_characters = isinstance(xs[0][0], str) and not _is_file(xs[0][0])
     parts = split(rows[0], rows[1], len(CHARACTERS) if of_characters else options.classes)
     if options.tokenizer is None:
@@ -115,7 +115,7 @@ def _of_file(file: Path) -> list[tuple[str, list[Any], list[Any]]]:
     try:
         told = parsed_json(file.read_bytes())
         users, data = [str(user) for user in told["users"]], dict(told["user_data"])
-        found = [(user, data[user]["x"], data[user]["y"]) for user in users]
+        result = [(user, data[user]["x"], data[user]["y"]) for user in users]
     except OtherEncoding as e:
         raise DataError(f"{file}: {e}") from None
     except (OSError, ValueError) as e:
@@ -126,17 +126,17 @@ def _of_file(file: Path) -> list[tuple[str, list[Any], list[Any]]]:
         fail(f"{file}", f"user {twice[0]!r} is twice in 'users'", again)
     if unnamed := sorted(data.keys() - {*users}):
         fail(f"{file}", f"user {unnamed[0]!r} is in 'user_data' and not in 'users'", again)
-    for user, x, y in found:
+    for user, x, y in result:
         if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
             fail(f"{file}", f"user {user!r} has not one y for each x", again)
-    counts, counted = told.get("num_samples"), [len(x) for _, x, _ in found]
+    counts, counted = told.get("num_samples"), [len(x) for _, x, _ in result]
     if counts is not None and counts != counted:
         at = next((i for i, (a, b) in enumerate(zip(counts, counted, strict=False)) if a != b), None)
         problem = f"'num_samples' has {len(counts)} entries, and 'users' {len(users)}"
         if at is not None:
             problem = f"user {users[at]!r} has {counted[at]} examples, and 'num_samples' says {counts[at]}"
         fail(f"{file}", problem, again)
-    return found
+    return result
 
 
 def _encoded(root: Path, xs: list[list[Any]], ys: list[list[Any]], options: LeafOptions) -> list[tuple[Tensor, Any]]:
@@ -154,11 +154,11 @@ def _encoded(root: Path, xs: list[list[Any]], ys: list[list[Any]], options: Leaf
         return [_characters(f"{root}", x, y) for x, y in zip(xs, ys, strict=True)]
     if tweets:
         return list(zip(_counts(f"{root}", xs, options.words), ys, strict=True))
-    found = [given.inputs(x, f"{root / part}: x") for part, x in zip(("train", "test"), xs, strict=True)]
-    if len({x.dtype for x in found}) > 1:
-        found = [x.float() for x in found]
-    shape = (1, 28, 28) if found[0].shape[1:] == (784,) else found[0].shape[1:]
-    return [(x.reshape(-1, *shape) if x[0].numel() == 784 else x, y) for x, y in zip(found, ys, strict=True)]
+    result = [user_data.inputs(x, f"{root / part}: x") for part, x in zip(("train", "test"), xs, strict=True)]
+    if len({x.dtype for x in result}) > 1:
+        result = [x.float() for x in result]
+    shape = (1, 28, 28) if result[0].shape[1:] == (784,) else result[0].shape[1:]
+    return [(x.reshape(-1, *shape) if x[0].numel() == 784 else x, y) for x, y in zip(result, ys, strict=True)]
 
 
 def _is_file(text: str) -> bool:
@@ -179,23 +179,23 @@ def _counts(where: str, xs: list[list[Any]], words: int) -> list[Tensor]:
     split = [[WORD.findall(text.lower()) for text in _tweets(where, x)] for x in xs]
     often = Counter(word for tweet in split[0] for word in tweet)
     number = {word: i for i, word in enumerate(sorted(often, key=lambda word: (-often[word], word))[:words])}
-    found = []
+    result = []
     for side in split:
         x = torch.zeros(len(side), words)
         for row, tweet in zip(x, side, strict=True):
             for word in tweet:
                 if word in number:
                     row[number[word]] += 1
-        found.append(x)
-    return found
+        result.append(x)
+    return result
 
 
 def _tweets(where: str, x: list[Any]) -> list[str]:
     """Return the texts of tweets. Raises DataError."""
-    found = [tweet[TEXT_AT] if isinstance(tweet, list) and len(tweet) > TEXT_AT else None for tweet in x]
-    if not all(isinstance(text, str) for text in found):
+    result = [tweet[TEXT_AT] if isinstance(tweet, list) and len(tweet) > TEXT_AT else None for tweet in x]
+    if not all(isinstance(text, str) for text in result):
         fail(where, "not every example is a tweet, a list with its text at 4", "make them again")
-    return [text for text in found if text is not None]
+    return [text for text in result if text is not None]
 
 
 def _images(root: Path, xs: list[list[Any]], options: LeafOptions) -> list[Tensor]:

@@ -26,7 +26,7 @@ def read_mat(path: Path, names: Sequence[str], source: str) -> list[Array]:
     crash.
     """
     try:
-        found = _reader().submit(_load, str(path), list(names)).result()
+        result = _reader().submit(_load, str(path), list(names)).result()
     except FileNotFoundError:
         raise absent(path, source) from None
     except BrokenExecutor as error:
@@ -36,9 +36,9 @@ def read_mat(path: Path, names: Sequence[str], source: str) -> list[Array]:
         raise broken(path, "is of MATLAB 7.3, which is HDF5, expected version 5 to 7", source) from error
     except Exception as error:  # scipy's reader has no error of its own for a damaged file
         raise broken(path, f"cannot be read ({type(error).__name__}: {error})", source) from error
-    if missing := [name for name in names if not isinstance(found.get(name), np.ndarray)]:
+    if missing := [name for name in names if not isinstance(result.get(name), np.ndarray)]:
         raise broken(path, f"has no array {missing[0]!r}", source)
-    return [found[name] for name in names]
+    return [result[name] for name in names]
 
 
 def _load(path: str, names: list[str]) -> dict[str, Any]:
@@ -67,8 +67,8 @@ def images(array: Array, order: str, path: Path, source: str) -> Tensor:
         raise broken(path, f"has images {array.shape} of {array.dtype}, expected numbers ({', '.join(order)})", source)
     if not (array.min() >= 0 and array.max() <= 255):  # which refuses NaN, too
         raise broken(path, f"has pixels {array.min():g}..{array.max():g}, expected 0..255", source)
-    found = torch.from_numpy(array.astype(np.uint8))
-    return found.permute([order.index(axis) for axis in "nchw" if axis in order]).unflatten(
+    result = torch.from_numpy(array.astype(np.uint8))
+    return result.permute([order.index(axis) for axis in "nchw" if axis in order]).unflatten(
         0, (-1, 1) if "c" not in order else (-1,)
     )
 
@@ -85,7 +85,7 @@ def labels(array: Array, count: int, path: Path, source: str) -> Tensor:
         if not np.isin(array, (0, 1)).all() or (array.sum(1) != 1).any():
             raise broken(path, "has labels that are not one of ten", source)
         return torch.from_numpy(array.argmax(1))
-    found = array.reshape(-1)
-    if not np.isin(found, range(11)).all():
-        raise broken(path, f"has labels {found.min():g}..{found.max():g}, expected 0..10", source)
-    return torch.from_numpy(found.astype(np.int64) % 10)
+    result = array.reshape(-1)
+    if not np.isin(result, range(11)).all():
+        raise broken(path, f"has labels {result.min():g}..{result.max():g}, expected 0..10", source)
+    return torch.from_numpy(result.astype(np.int64) % 10)

@@ -33,13 +33,13 @@ def load_mnistm(folder: Path, *, paired: bool = True) -> Dataset:
 
     n is 110,000 + 20,000 if `paired`, or else 55,000 + 10,000. Raises DataError.
     """
-    found = photographs(folder / PHOTOGRAPHS)
+    result = photographs(folder / PHOTOGRAPHS)
     data = load_mnist(folder)
     key = rng.fold(rng.key(0), "mnistm")
     parts = []
     for number, part in enumerate((_without(data.train, VALIDATION), data.test)):
         mine, theirs = _halves(part, rng.fold(key, "halves", number)) if not paired else (part, part)
-        before = patches(found, rng.fold(key, "patches", number), len(theirs), 28)
+        before = patches(result, rng.fold(key, "patches", number), len(theirs), 28)
         source = Examples(rgb(silhouettes(mine.x)), mine.y, 10)
         parts.append((source, Examples(blended(silhouettes(theirs.x), before), theirs.y, 10)))
     name = "mnistm" if paired else "mnistm_unpaired"
@@ -53,7 +53,7 @@ def photographs(folder: Path) -> list[Tensor]:
 
     if not (paths := ending(folder, (".jpg",))):
         raise absent(folder / "*.jpg", SITE)
-    found = []
+    result = []
     for path in paths:
         try:
             image = Image.open(path, formats=["JPEG"]).convert("RGB")
@@ -61,8 +61,8 @@ def photographs(folder: Path) -> list[Tensor]:
             raise broken(path, f"is no image ({error})", SITE) from error
         if min(image.size) < 28:
             raise broken(path, f"has {image.size[0]} x {image.size[1]} pixels, which hold no patch of 28 x 28", SITE)
-        found.append(torch.from_numpy(np.array(image)).permute(2, 0, 1))
-    return found
+        result.append(torch.from_numpy(np.array(image)).permute(2, 0, 1))
+    return result
 
 
 def _without(examples: Examples, first: int) -> Examples:

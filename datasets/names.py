@@ -1,4 +1,4 @@
-"""What those whose data they are call clients, classes, features and tokens; nothing is computed with it."""
+"""Names of clients, classes, features and tokens, as the data's owners write them; nothing is computed with them."""
 
 from __future__ import annotations
 

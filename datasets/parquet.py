@@ -34,7 +34,7 @@ class Batch(NamedTuple):
         try:
             yield
         except Bad as e:
-            fail(f"{self.file}: column {column!r}, row {self.start + e.row}: {e.problem}", e.mend)
+            fail(f"{self.file}: column {column!r}, row {self.start + e.row}: {e.problem}", e.fix)
         except pa.ArrowException as e:
             fail(f"{self.file}: column {column!r}, from row {self.start}: {one_line(e)}", WRITE_AGAIN)
 
@@ -107,11 +107,11 @@ class Table:
             for batch in part.batches(names):
                 with batch.naming("client"):
                     clients.append(coded(batch.columns["client"]))
-                for name, found in values.items():
+                for name, result in values.items():
                     with batch.naming(name):
                         number = plain(batch.columns[name]).to_numpy(zero_copy_only=False).astype(np.float64)
                         check(np.isfinite(number), lambda i: "is not a finite number", "mend it, or leave the row out")
-                        found.append(number)
+                        result.append(number)
             self._files.append((part.file, part.rows))
         if not clients:
             fail(f"{path}: holds no rows", "give a file with some")
@@ -124,7 +124,7 @@ class Table:
         rank[order.to_numpy()] = np.arange(len(order), dtype=np.int32)
         self.client = np.concatenate([rank[chunk.indices.to_numpy()] for chunk in whole.chunks])
         self.names = names_found.take(order)
-        self.values = {name: np.concatenate(found) for name, found in values.items()}
+        self.values = {name: np.concatenate(result) for name, result in values.items()}
 
     def at(self, row: int) -> str:
         """Return where a row is, as in "in.parquet: row 3"."""
@@ -137,26 +137,26 @@ class Table:
 
 def paths(path: Path, suffixes: Sequence[str] = (".parquet",), kind: str = "Parquet") -> list[Path]:
     """Return a file, or those of a folder whose names end in one of the suffixes. Raises DataError."""
-    mend = f"give a {kind} file, or a folder of them"
+    fix = f"give a {kind} file, or a folder of them"
     if not path.exists():
-        fail(f"{path}: there is no such file", mend)
+        fail(f"{path}: there is no such file", fix)
     if not path.is_dir():
         return [path]
-    found = ending(path, suffixes)
-    if not found:
-        fail(f"{path}: no file in this folder ends in {suffixes[0]}", mend)
+    result = ending(path, suffixes)
+    if not result:
+        fail(f"{path}: no file in this folder ends in {suffixes[0]}", fix)
     for at in entries(path):
         if at.is_dir() and (below := ending(at, suffixes)):
             fail(
-                f"{below[0]}: it lies in a folder beside {found[0].name}, and would be left out",
+                f"{below[0]}: it lies in a folder beside {result[0].name}, and would be left out",
                 "put all in one folder",
             )
-    return found
+    return result
 
 
-def fail(problem: str, mend: str) -> NoReturn:
+def fail(problem: str, fix: str) -> NoReturn:
     """Raise the DataError that says so."""
-    raise DataError(f"{problem}: {mend}")
+    raise DataError(f"{problem}: {fix}")
 
 
 def _has(parts: list[ParquetPart], name: str) -> bool:
@@ -169,9 +169,9 @@ def _check_columns(file: Path, schema: pa.Schema, names: list[str]) -> None:
         if (times := schema.names.count(name)) != 1:
             among = f"no column {name!r} among {', '.join(schema.names)}" if times == 0 else f"two columns {name!r}"
             fail(f"{file}: {among}", "add it, or rename the one that is meant" if times == 0 else "rename one")
-        found = schema.field(name).type
-        value = value_of(found)
+        result = schema.field(name).type
+        value = value_of(result)
         number = pa.types.is_integer(value) or (name != "client" and pa.types.is_floating(value))
         if not (number or (name == "client" and is_text(value))):
-            mend = "make it integers or text" if name == "client" else "make it numbers"
-            fail(f"{file}: column {name!r} is {found}", mend)
+            fix = "make it integers or text" if name == "client" else "make it numbers"
+            fail(f"{file}: column {name!r} is {result}", fix)

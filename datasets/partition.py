@@ -165,8 +165,8 @@ def by_domain(
         rows.append(pool)
         owners.append(np.repeat(order, sizes))
     owner = np.concatenate(owners)
-    found = partition_of(np.concatenate(rows)[np.argsort(owner, kind="stable")], np.bincount(owner, minlength=clients))
-    return replace(found, home=torch.from_numpy(values[at_home])) if heterogeneity else found
+    result = partition_of(np.concatenate(rows)[np.argsort(owner, kind="stable")], np.bincount(owner, minlength=clients))
+    return replace(result, home=torch.from_numpy(values[at_home])) if heterogeneity else result
 
 
 def _clients_of_domains(

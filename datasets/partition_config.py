@@ -241,9 +241,9 @@ class File(PartitionConfig):
         self, labels: Tensor, domains: Tensor | None, clients: int, seed: int, targets: Collection[int] = ()
     ) -> Partition:
         """Return what `partition_file` reads."""
-        if self.sha256 not in (None, found := self.digest()):
+        if self.sha256 not in (None, result := self.digest()):
             raise DataError(
-                f"population.partition.sha256={self.sha256!r}: {self.path} now deals otherwise ({found}): give the file that it "
+                f"population.partition.sha256={self.sha256!r}: {self.path} now deals otherwise ({result}): give the file that it "
                 f"was, or leave this out in a new run"
             )
         dealt = partition_file.read(self._file, labels)

@@ -69,10 +69,10 @@ def read(path: Path, labels: Tensor | None = None) -> Partition:
 def digest(path: Path) -> str:
     """Return a digest of what a file deals to whom. Raises DataError."""
     dealt = read(path)
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     for part in (dealt.indices, dealt.offsets, *([] if dealt.home is None else [dealt.home])):
-        found.update(part.numpy().astype("<i8").tobytes())
-    return found.hexdigest()
+        result.update(part.numpy().astype("<i8").tobytes())
+    return result.hexdigest()
 
 
 def _home(table: Table, order: np.ndarray, offsets: Tensor) -> Tensor | None:
@@ -82,10 +82,10 @@ def _home(table: Table, order: np.ndarray, offsets: Tensor) -> Tensor | None:
     if (odd := (told != np.floor(told)) | (told < 0)).any():
         _fail(f"{table.at(int(odd.argmax()))}: home {told[odd.argmax()]:g}", "give the number of a domain, from 0")
     home = told.astype(np.int64)[order]
-    found = torch.from_numpy(home[offsets[:-1].numpy()])
-    if (home != found.repeat_interleave(offsets.diff()).numpy()).any():
+    result = torch.from_numpy(home[offsets[:-1].numpy()])
+    if (home != result.repeat_interleave(offsets.diff()).numpy()).any():
         _fail(f"{table.path}: a client has two homes", "give all its rows the same")
-    return found
+    return result
 
 
 def _check_made_for(path: Path, labels: Tensor) -> None:
@@ -104,5 +104,5 @@ def _digest(labels: Tensor) -> str:
     return hashlib.sha256(labels.numpy().astype("<i8").tobytes()).hexdigest()
 
 
-def _fail(problem: str, mend: str) -> NoReturn:
-    raise DataError(f"{problem}: {mend}")
+def _fail(problem: str, fix: str) -> NoReturn:
+    raise DataError(f"{problem}: {fix}")

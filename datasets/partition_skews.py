@@ -90,22 +90,22 @@ def distribution(
     if weights is None:
         if not rescale:
             raise ValueError("rescale is false, and no weights are given: give them, as numbers of examples")
-        found = rng.lognormal(0.0, sigma, (count, columns))
+        result = rng.lognormal(0.0, sigma, (count, columns))
     else:
-        found = _weights(weights, count, columns)
+        result = _weights(weights, count, columns)
     if rescale:
         fewest = int(totals.min())
         if not 0 <= least * columns <= fewest:
             raise ValueError(
                 f"least is {least}: {columns} clients share {fewest} examples of a label: give 0 to {fewest // columns}"
             )
-        sums = found.sum(1, keepdims=True)
+        sums = result.sum(1, keepdims=True)
         if not (sums > 0).all():
             raise ValueError(f"weights of label {there[(sums <= 0).argmax()]} are all 0: give one that is more")
-        each = least + np.floor(found / sums * (totals[:, None] - least * columns)).astype(np.int64)
+        each = least + np.floor(result / sums * (totals[:, None] - least * columns)).astype(np.int64)
         each[np.arange(count), rng.integers(columns, size=count)] += totals - each.sum(1)
     else:
-        each = found.astype(np.int64)
+        each = result.astype(np.int64)
         if (over := each.sum(1) > totals).any():
             label = over.argmax()
             raise ValueError(
@@ -223,7 +223,7 @@ def _check_labels(option: str, asked: int, there: int) -> None:
 def _weights(weights: Weights, count: int, columns: int) -> NDArray[np.float64]:
     if len(weights) != count or any(len(row) != columns for row in weights):
         raise ValueError(f"weights are not {count} rows, one a label, of {columns} numbers, one a client that has it")
-    found = np.asarray(weights, dtype=np.float64)
-    if not (np.isfinite(found) & (found >= 0)).all():
+    result = np.asarray(weights, dtype=np.float64)
+    if not (np.isfinite(result) & (result >= 0)).all():
         raise ValueError("weights are not all finite numbers from 0: mend them")
-    return found
+    return result

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
-from fedfleet.datasets.given import Codes, Rows, check_least, fail
 from fedfleet.datasets.names import NO_NAMES, Names
+from fedfleet.datasets.user_data import Codes, Rows, check_least, fail
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.population import InMemoryPopulation
 
@@ -54,8 +54,8 @@ def split(rows: Rows, test: float | Tensor | Rows, classes: int | None = None) -
         train, held = _labelled_alike(train, held)
     if classes == 0:
         if train.y.shape[1:] != held.y.shape[1:] or train.y.dtype != held.y.dtype:
-            mend = "make them alike"
-            fail(held.where, f"targets are {_kind(held.y)}, and those of {train.where} {_kind(train.y)}", mend)
+            fix = "make them alike"
+            fail(held.where, f"targets are {_kind(held.y)}, and those of {train.where} {_kind(train.y)}", fix)
         return Parts(train, held, 0)
     most = max(int(train.y.max()), int(held.y.max())) + 1
     check_least(rows.where, min(int(train.y.min()), int(held.y.min())), most, classes)
@@ -87,18 +87,18 @@ def client_domains(rows: Rows) -> Tensor:
     """Return the domain of every client (N,). Raises DataError where a client has two."""
     assert rows.client is not None
     assert rows.domain is not None
-    found = torch.zeros(len(rows.client.names), dtype=torch.int64)
-    found[rows.client.number] = rows.domain.number
-    if (wrong := found[rows.client.number] != rows.domain.number).any():
+    result = torch.zeros(len(rows.client.names), dtype=torch.int64)
+    result[rows.client.number] = rows.domain.number
+    if (wrong := result[rows.client.number] != rows.domain.number).any():
         row = int(wrong.long().argmax())
         client = rows.client.names[int(rows.client.number[row])]
-        two = sorted(rows.domain.names[int(d)] for d in (rows.domain.number[row], found[rows.client.number[row]]))
+        two = sorted(rows.domain.names[int(d)] for d in (rows.domain.number[row], result[rows.client.number[row]]))
         fail(
             rows.where,
             f"client {client!r} has examples of {two[0]!r} and {two[1]!r}",
             "a client is of one domain: make it a client a domain",
         )
-    return found
+    return result
 
 
 def _share(rows: Rows, share: float) -> Tensor:

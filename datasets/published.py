@@ -1,4 +1,4 @@
-"""What may be chosen of a data set as it was published: some of its classes or domains, its labels as domains, its scale."""
+"""Options of published data sets: some of the classes or domains, labels as domains, the scale of features."""
 
 import difflib
 from dataclasses import replace
@@ -116,9 +116,9 @@ def _first(examples: Examples, sizes: Tensor) -> Tensor:
     order = order[domain[order].argsort(stable=True)]
     counts = domain.bincount()
     place = torch.arange(len(order)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
-    found = torch.zeros(len(order), dtype=torch.bool)
-    found[order] = place < sizes[domain[order]]
-    return found
+    result = torch.zeros(len(order), dtype=torch.bool)
+    result[order] = place < sizes[domain[order]]
+    return result
 
 
 def _domain(examples: Examples) -> Tensor:
@@ -141,13 +141,13 @@ def _of_domains(
         raise DataError(f"{key}: a domain is there twice: give each once")
     new = torch.full((len(names),), -1, dtype=torch.int64)
     new[torch.tensor([names.index(domain) for domain in wanted])] = torch.arange(len(wanted))
-    found = []
+    result = []
     for part in (train, test):
         kept = _rows(part, new[_domain(part)] >= 0)
-        found.append(replace(kept, domain=new[_domain(kept)]))
-    if missing := set(range(len(wanted))) - set(_domain(found[0]).tolist()):
+        result.append(replace(kept, domain=new[_domain(kept)]))
+    if missing := set(range(len(wanted))) - set(_domain(result[0]).tolist()):
         raise DataError(f"{key}: no training example is of the domain {wanted[min(missing)]!r}: leave it out")
-    return found[0], found[1], tuple(wanted)
+    return result[0], result[1], tuple(wanted)
 
 
 def _rows(examples: Examples, mask: Tensor) -> Examples:

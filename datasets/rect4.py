@@ -29,9 +29,9 @@ def load(folder: Path) -> Dataset:
 
 
 def _points(part: str, count: int, noise: float) -> Examples:
-    found = [_of_user(rng.fold(KEY, part, j), j, count, noise) for j in range(len(CENTRE))]
+    result = [_of_user(rng.fold(KEY, part, j), j, count, noise) for j in range(len(CENTRE))]
     domain = torch.arange(len(CENTRE)).repeat_interleave(count)
-    return Examples(torch.cat([x for x, _ in found]), torch.cat([y for _, y in found]), 2, domain)
+    return Examples(torch.cat([x for x, _ in result]), torch.cat([y for _, y in result]), 2, domain)
 
 
 def _of_user(key: Tensor, j: int, count: int, noise: float) -> tuple[Tensor, Tensor]:

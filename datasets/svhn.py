@@ -27,5 +27,5 @@ def load_svhn(folder: Path) -> Dataset:
 def read(path: Path, source: str) -> tuple[Tensor, Tensor]:
     """Return images uint8 (n, 3, 32, 32) and digits int64 (n,) from a file published at `source`. Raises DataError."""
     x, y = read_mat(path, ["X", "y"], source)
-    found = images(x, "hwcn", path, source)
-    return found.contiguous(), labels(y, len(found), path, source)
+    result = images(x, "hwcn", path, source)
+    return result.contiguous(), labels(y, len(result), path, source)

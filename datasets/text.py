@@ -77,8 +77,8 @@ def _words(lines: Lines) -> list[list[str]]:
 
 def _examples(name: str, domains: Sequence[list[list[str]]], numbers: dict[str, int], vocabulary: int) -> Examples:
     cut = [_cut([n for line in lines for n in (*(numbers.get(w, UNKNOWN) for w in line), END)]) for lines in domains]
-    for domain, found in zip(DOMAINS, cut, strict=True):
-        if not len(found):
+    for domain, result in zip(DOMAINS, cut, strict=True):
+        if not len(result):
             raise DataError(
                 f"{name}: the {domain} text has no {LENGTH + 1} words to train or to test on: give more text"
             )

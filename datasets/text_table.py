@@ -18,9 +18,9 @@ from fedfleet.datasets import columns
 from fedfleet.datasets.columns import Bad
 from fedfleet.datasets.disk import token_type
 from fedfleet.datasets.example_table import ExampleTable, Rows
-from fedfleet.datasets.given import fail
 from fedfleet.datasets.texts import Reading, pieces, token_numbers
 from fedfleet.datasets.tokens import tokenizer
+from fedfleet.datasets.user_data import fail
 from fedfleet.datasets.vocabulary import PADDING, Vocabulary
 
 PADDED_BYTES = 1 << 26  # of tokens, padded, at a time
@@ -62,14 +62,14 @@ class TextRows:
             with batch.naming(name):
                 texts = _values(batch.columns[name])
                 called = [f"{batch.file}: column {name!r}, row {batch.start + i}" for i in range(len(texts))]
-                found = encode(called, texts)
-                for i, tokens in enumerate(found):
+                result = encode(called, texts)
+                for i, tokens in enumerate(result):
                     if len(tokens) < 1 + foretell:
                         problem = (
                             f"has {len(tokens)} token{'s' * (len(tokens) != 1)}" + " and none to foresee" * foretell
                         )
                         raise Bad(i, problem, "leave the row out")
-            cut = [[*pieces(tokens, window)] for tokens in found]
+            cut = [[*pieces(tokens, window)] for tokens in result]
             flat = np.fromiter(itertools.chain(*(piece for text in cut for piece in text)), TOKEN)
             self._tokens.write(flat.tobytes())
             self.most = max(self.most, int(flat.max()))

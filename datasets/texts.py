@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fedfleet.datasets import given
+from fedfleet.datasets import user_data
 from fedfleet.datasets.examples import Dataset, FederatedDataset
-from fedfleet.datasets.given import Rows, fail
 from fedfleet.datasets.parts import Parts, put_together, split
 from fedfleet.datasets.tokens import tokenizer
+from fedfleet.datasets.user_data import Rows, fail
 from fedfleet.datasets.vocabulary import PADDING
 
 
@@ -78,7 +78,7 @@ def from_texts(
         fail("y", "labels and targets are given", "give y= labels or target= numbers")
     if y is None and target is None and classes is not None:
         fail("classes", f"is {classes}, and there are no labels", "leave it out, or give y= labels")
-    classes, aim = given.check_classes(classes, target), y if target is None else target
+    classes, aim = user_data.check_classes(classes, target), y if target is None else target
     own: list[Any] = []
     if isinstance(test, tuple):
         most = 3 - (aim is None)
@@ -90,7 +90,7 @@ def from_texts(
         of_own, place = (None, test[1:]) if aim is None else (test[1], test[2:])
         held: Any = _rows("test ", len(texts), len(own), of_own, None, place[0] if place else None, classes)
     else:
-        held = test if isinstance(test, int | float) else given.flags(test, "test", len(texts))
+        held = test if isinstance(test, int | float) else user_data.flags(test, "test", len(texts))
     rows = _rows("", 0, len(texts), aim, client, domain, classes)
     parts = split(rows, held, classes)
     return put_together(name, tokenised(parts, [*texts, *own], Reading(tokenizer, length, words), foretell=aim is None))
@@ -114,13 +114,13 @@ def _rows(prefix: str, first: int, count: int, aim: Any, client: Any, domain: An
     if not count:
         fail(f"{prefix}texts", "there are none", "give some")
     zeros = torch.zeros(count, dtype=torch.int64)
-    y, names = (zeros, ()) if aim is None else given.aims(aim, prefix, classes, count)
+    y, names = (zeros, ()) if aim is None else user_data.aims(aim, prefix, classes, count)
     return Rows(
         f"{prefix}texts",
         torch.arange(first, first + count)[:, None],
         y,
-        None if client is None else given.codes(client, "client", "client", count),
-        None if domain is None else given.codes(domain, f"{prefix}domain", "domain", count, rising=True),
+        None if client is None else user_data.codes(client, "client", "client", count),
+        None if domain is None else user_data.codes(domain, f"{prefix}domain", "domain", count, rising=True),
         names,
     )
 
@@ -144,27 +144,27 @@ def tokenised(parts: Parts, texts: Sequence[Any], how: Reading, *, foretell: boo
         if np.ndim(text) == 0 and pd.isna(text):
             fail(where, "is missing", "give a text, or leave the row out")
         if isinstance(text, str):
-            given.check_text(where, text)
+            user_data.check_text(where, text)
     if all(isinstance(text, str) for text in texts):
         made = tokenizer(how.tokenizer or "words", sides[0][1], how.words).cut_at(None if foretell else how.length)
-        found, words = [made.rows(side) for _, side in sides], made.words
+        result, words = [made.rows(side) for _, side in sides], made.words
         parts = parts.called(vocabulary=made)
     else:
         if how.tokenizer is not None:
             fail("tokenizer", f"is {how.tokenizer!r}, and not all rows are text", "give text alone, or leave it out")
-        found = [token_numbers(rows, side, how.words) for rows, (_, side) in zip(called, sides, strict=True)]
-        words = how.words or 1 + max(max(row, default=0) for side in found for row in side)
-        found = found if foretell else [[row[: how.length] for row in side] for side in found]
+        result = [token_numbers(rows, side, how.words) for rows, (_, side) in zip(called, sides, strict=True)]
+        words = how.words or 1 + max(max(row, default=0) for side in result for row in side)
+        result = result if foretell else [[row[: how.length] for row in side] for side in result]
     window = how.length if foretell else None
     if drop_short:
-        kept = [[i for i, row in enumerate(side) if len(row) > foretell] for side in found]
+        kept = [[i for i, row in enumerate(side) if len(row) > foretell] for side in result]
         for (part, _), there in zip(sides, kept, strict=True):
             if not there:
                 fail(part.where, "no text has tokens enough to learn from", "give others, or another tokenizer")
         sides = [(part.of(torch.tensor(there)), []) for (part, _), there in zip(sides, kept, strict=True)]
-        found = [[side[i] for i in there] for side, there in zip(found, kept, strict=True)]
+        result = [[side[i] for i in there] for side, there in zip(result, kept, strict=True)]
         called = [[of[i] for i in there] for of, there in zip(called, kept, strict=True)]
-    rows = [_padded(of, side, window, foretell=foretell) for of, side in zip(called, found, strict=True)]
+    rows = [_padded(of, side, window, foretell=foretell) for of, side in zip(called, result, strict=True)]
     longest = max(x.shape[1] for x, _ in rows)
     train, test = (
         replace(part.of(of), x=torch.nn.functional.pad(x, (0, longest - x.shape[1]), value=PADDING))
@@ -175,18 +175,18 @@ def tokenised(parts: Parts, texts: Sequence[Any], how: Reading, *, foretell: boo
 
 def token_numbers(called: Sequence[str], rows: Sequence[Any], words: int | None) -> list[list[int]]:
     """Return rows of token numbers, below ``words`` where given; ``called`` says what each row is. Raises DataError."""
-    found = []
+    result = []
     for where, row in zip(called, rows, strict=True):
         array = np.asarray(row)
-        if any(x is None or x != x for x in (given.leaves_of(row) if array.dtype.kind in "Of" else ())):
+        if any(x is None or x != x for x in (user_data.leaves_of(row) if array.dtype.kind in "Of" else ())):
             fail(where, "has a null among its tokens", "fill it in, or leave the row out")
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             fail(where, "is neither text nor a list of token numbers", "make all rows one or the other")
         if array.size and (array.min() < 0 or array.max() >= (words or np.inf)):
             bad = int(array.min() if array.min() < 0 else array.max())
             fail(where, f"has a token {bad}", f"number tokens from 0{f' to {words - 1}' if words else ''}")
-        found.append(array.tolist())
-    return found
+        result.append(array.tolist())
+    return result
 
 
 def _padded(called: list[str], texts: list[list[int]], length: int | None, *, foretell: bool) -> tuple[Tensor, Tensor]:

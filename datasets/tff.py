@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from fedfleet.datasets import given
+from fedfleet.datasets import user_data
 from fedfleet.datasets.files import DataError
-from fedfleet.datasets.given import Held, Rows, fail
 from fedfleet.datasets.parts import Parts, split
 from fedfleet.datasets.texts import Reading, check_reading, tokenised
+from fedfleet.datasets.user_data import Held, Rows, fail
 from fedfleet.simulator.errors import one_line
 from fedfleet.simulator.registry import Options
 
@@ -55,13 +55,13 @@ class TffOptions(Options):
 
     @model_validator(mode="after")
     def _one_aim(self) -> TffOptions:
-        given.check_aim(self.label, self.target)
+        user_data.check_aim(self.label, self.target)
         return self
 
 
 def read(options: TffOptions) -> Parts:
     """Return the examples of a file. Raises DataError."""
-    classes, texts = given.check_classes(options.classes, options.target), list[str]()
+    classes, texts = user_data.check_classes(options.classes, options.target), list[str]()
     train = _rows(Path(options.path).expanduser(), options, texts, clients=True)
     test = None if options.test is None else _rows(Path(options.test).expanduser(), options, texts, clients=False)
     if test is not None and (len(texts) > 0) != (len(texts) == len(train.y) + len(test.y)):
@@ -101,17 +101,17 @@ def _rows(path: Path, options: TffOptions, texts: list[str], *, clients: bool) -
         x = np.arange(len(texts) - len(x), len(texts))[:, None]
     elif x.ndim == 3:  # grey images without an axis of channels
         x = x[:, None]
-    elif x.ndim == 4 and x.shape[3] in given.CHANNELS and x.shape[1] not in given.CHANNELS:
+    elif x.ndim == 4 and x.shape[3] in user_data.CHANNELS and x.shape[1] not in user_data.CHANNELS:
         x = x.transpose(0, 3, 1, 2)
     owner = np.repeat(np.arange(len(xs)), [len(part) for part in xs])
     count = len(x)
-    client = given.Codes(torch.from_numpy(owner), tuple(names)) if clients else None
-    found = np.concatenate(ys)
+    client = user_data.Codes(torch.from_numpy(owner), tuple(names)) if clients else None
+    result = np.concatenate(ys)
     if options.target is None:
-        y = given.labels(found, f"{path}: labels", options.classes, count)
+        y = user_data.labels(result, f"{path}: labels", options.classes, count)
     else:
-        y = given.targets(found, f"{path}: {options.target}", count)
-    return Rows(f"{path}", given.inputs(x, f"{path}: examples"), y, client)
+        y = user_data.targets(result, f"{path}: {options.target}", count)
+    return Rows(f"{path}", user_data.inputs(x, f"{path}: examples"), y, client)
 
 
 def _fields(
@@ -134,9 +134,9 @@ def _fields(
         x = _array(where, h5py, client, field, text=text is not None)
         aim = _aim(where, there, options, of_text=text is not None)
         mine, first = (field, aim), fields.setdefault(text is not None, (field, aim))
-        for found, before in zip(mine, first, strict=True):
-            if found != before:
-                told = [f"the field {one}" if one else "no labels" for one in (found, before)]
+        for result, before in zip(mine, first, strict=True):
+            if result != before:
+                told = [f"the field {one}" if one else "no labels" for one in (result, before)]
                 fail(f"{where}: client {name!r}", f"has {told[0]}, and others {told[1]}", "mend it")
         y = _array(where, h5py, client, aim) if aim else np.zeros(len(x), dtype=np.int64)
         what = "labels" if options.target is None else "targets"
@@ -162,26 +162,26 @@ def _aim(where: str, there: list[str], options: TffOptions, *, of_text: bool) ->
 
 def _text(where: str, there: list[str]) -> str | None:
     """Return the field of texts, where there are some and no other examples."""
-    found = [name for name in TEXTS if name in there]
-    if len(found) > 1 and not {*there} & {*FEATURES}:
-        fail(where, f"a client has the fields {' and '.join(found)}", "set population.dataset.text to one of them")
-    return None if {*there} & {*FEATURES} or not found else found[0]
+    result = [name for name in TEXTS if name in there]
+    if len(result) > 1 and not {*there} & {*FEATURES}:
+        fail(where, f"a client has the fields {' and '.join(result)}", "set population.dataset.text to one of them")
+    return None if {*there} & {*FEATURES} or not result else result[0]
 
 
 def _field(where: str, there: list[str], asked: str | None, known: tuple[str, ...], option: str) -> str:
-    found = [name for name in ((asked,) if asked else known) if name in there]
-    mend = f"set population.dataset.{option} to one of {', '.join(found or there) or 'none'}"
-    if not found:
-        fail(where, f"a client has no field {asked or ' or '.join(known)}", mend)
-    if len(found) > 1:
-        fail(where, f"a client has the fields {' and '.join(found)}", mend)
-    return found[0]
+    result = [name for name in ((asked,) if asked else known) if name in there]
+    fix = f"set population.dataset.{option} to one of {', '.join(result or there) or 'none'}"
+    if not result:
+        fail(where, f"a client has no field {asked or ' or '.join(known)}", fix)
+    if len(result) > 1:
+        fail(where, f"a client has the fields {' and '.join(result)}", fix)
+    return result[0]
 
 
-def _member(where: str, h5py: Any, group: Any, name: str, mend: str) -> Any:
+def _member(where: str, h5py: Any, group: Any, name: str, fix: str) -> Any:
     link = group.get(name, getlink=True)
     if link is None:
-        fail(where, f"has no {name!r}", mend)
+        fail(where, f"has no {name!r}", fix)
     if not isinstance(link, h5py.HardLink):
         fail(where, f"{name!r} is a link", "give a file that holds its data itself")
     return group[name]
@@ -189,15 +189,15 @@ def _member(where: str, h5py: Any, group: Any, name: str, mend: str) -> Any:
 
 def _array(where: str, h5py: Any, client: Any, field: str, *, text: bool = False) -> np.ndarray:
     """Return numbers (n, ...), or texts (n,) as objects."""
-    found = _member(where, h5py, client, field, "fetch it again")
-    if not isinstance(found, h5py.Dataset):
+    result = _member(where, h5py, client, field, "fetch it again")
+    if not isinstance(result, h5py.Dataset):
         fail(where, f"{field!r} is no array", "fetch it again")
-    if found.external or found.is_virtual:
+    if result.external or result.is_virtual:
         fail(where, f"{field!r} lies in another file", "give a file that holds its data itself")
     if text:
-        if found.ndim != 1 or h5py.check_string_dtype(found.dtype) is None:
-            fail(where, f"{field!r} is {found.dtype} of shape {found.shape}, no texts", "name another field as text")
-        return found.asstr()[()].astype(object)
-    if found.ndim == 0 or found.dtype.kind not in given.KINDS:
-        fail(where, f"{field!r} is {found.dtype}, no numbers", "name another field, or this one as text")
-    return found[()]
+        if result.ndim != 1 or h5py.check_string_dtype(result.dtype) is None:
+            fail(where, f"{field!r} is {result.dtype} of shape {result.shape}, no texts", "name another field as text")
+        return result.asstr()[()].astype(object)
+    if result.ndim == 0 or result.dtype.kind not in user_data.KINDS:
+        fail(where, f"{field!r} is {result.dtype}, no numbers", "name another field, or this one as text")
+    return result[()]

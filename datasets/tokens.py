@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedfleet.datasets.given import fail
+from fedfleet.datasets.user_data import fail
 from fedfleet.datasets.vocabulary import PREFIX, Vocabulary, counted, pretrained, pretrained_digest, read_vocabulary
 
 KEPT = "vocabulary:"
@@ -27,8 +27,8 @@ NAMES = ("bytes", *MADE, f"{KEPT}PATH", f"{PREFIX}PATH")
 def tokenizer(name: str, training: Iterable[str], words: int | None, key: str = "tokenizer") -> Vocabulary:
     """Return the vocabulary of a name; one that is made has ``words`` tokens at most. Raises DataError, which calls it ``key``."""
     if not isinstance(name, str):
-        mend = f"keep it by its save_pretrained(PATH), and give {PREFIX}PATH"
-        fail(key, f"is a {type(name).__name__}, and a run names what it read", mend)
+        fix = f"keep it by its save_pretrained(PATH), and give {PREFIX}PATH"
+        fail(key, f"is a {type(name).__name__}, and a run names what it read", fix)
     if name in MADE:
         return counted(name, training, words or MOST)
     if name != "bytes" and not name.startswith((PREFIX, KEPT)):
@@ -38,7 +38,7 @@ def tokenizer(name: str, training: Iterable[str], words: int | None, key: str = 
     if name == "bytes":
         return Vocabulary(name, 256)
     if name.startswith(KEPT):
-        found = read_vocabulary(Path(name.removeprefix(KEPT)).expanduser(), key).cut_at(None)
-        found.check()
-        return found
+        result = read_vocabulary(Path(name.removeprefix(KEPT)).expanduser(), key).cut_at(None)
+        result.check()
+        return result
     return Vocabulary(name, len(pretrained(name, key)), source=pretrained_digest(name, key))

@@ -16,10 +16,10 @@ import torch
 from PIL import Image
 from pydantic import Field
 
-from fedfleet.datasets import given
+from fedfleet.datasets import user_data
 from fedfleet.datasets.files import data_dir
-from fedfleet.datasets.given import Rows, fail
 from fedfleet.datasets.parts import Parts, split
+from fedfleet.datasets.user_data import Rows, fail
 from fedfleet.simulator.errors import one_line
 from fedfleet.simulator.registry import Options
 
@@ -72,18 +72,18 @@ def read(options: TorchvisionOptions) -> Parts:
     sides = []
     for part, asked in zip(("training", "test"), SETS[name], strict=True):
         try:
-            found = getattr(datasets, name)(str(root), **asked)
+            result = getattr(datasets, name)(str(root), **asked)
         except (OSError, RuntimeError, ValueError) as e:
-            mend = f"fetch it by torchvision.datasets.{name}({str(root)!r}, download=True), or give another path"
-            fail(f"{root}", f"{name} cannot be read ({one_line(e)})", mend)
-        sides.append(_rows(f"{name}, {part}", found, options))
+            fix = f"fetch it by torchvision.datasets.{name}({str(root)!r}, download=True), or give another path"
+            fail(f"{root}", f"{name} cannot be read ({one_line(e)})", fix)
+        sides.append(_rows(f"{name}, {part}", result, options))
     return split(sides[0], sides[1])
 
 
-def _rows(where: str, found: Any, options: TorchvisionOptions) -> Rows:
+def _rows(where: str, result: Any, options: TorchvisionOptions) -> Rows:
     images, y = [], []
-    for i in range(len(found)):
-        image, label = found[i]
+    for i in range(len(result)):
+        image, label = result[i]
         image = image.convert("L" if options.channels == 1 else "RGB")
         if options.side is not None:
             image = image.resize((options.side, options.side), Image.Resampling.BILINEAR)
@@ -93,4 +93,4 @@ def _rows(where: str, found: Any, options: TorchvisionOptions) -> Rows:
             sizes = [" x ".join(map(str, one.shape[:2])) for one in (images[-1], images[0])]
             fail(f"{where}, example {i}", f"is of {sizes[0]} pixels, and the first of {sizes[1]}", "set side")
     x = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
-    return Rows(where, x, given.labels(np.array(y), where, None, len(y)))
+    return Rows(where, x, user_data.labels(np.array(y), where, None, len(y)))

@@ -33,10 +33,10 @@ def read_trace(path: Path, horizon_s: float | None = None) -> tuple[Intervals, T
     table = Table(path, ("start_s", "end_s"), ("period_s",))
     client, start, end = table.client, table.values["start_s"], table.values["end_s"]
 
-    def refuse(wrong: NDArray[np.bool_], problem: str, mend: str) -> None:
+    def refuse(wrong: NDArray[np.bool_], problem: str, fix: str) -> None:
         if wrong.any():
             row = int(np.argmax(wrong))
-            _fail(table, row, problem.format(start=start[row], end=end[row], name=_name(table, row)), mend)
+            _fail(table, row, problem.format(start=start[row], end=end[row], name=_name(table, row)), fix)
 
     refuse(start < 0, "start_s={start:g} is negative", "count the seconds from 0")
     refuse(
@@ -60,14 +60,14 @@ def read_trace(path: Path, horizon_s: float | None = None) -> tuple[Intervals, T
 
 def client_numbers(table: Table, clients: int) -> torch.Tensor:
     """Return the clients of a trace as numbers (D,) below ``clients``, rising. Raises DataError."""
-    mend = "give client numbers, or use availability.map=seeded"
+    fix = "give client numbers, or use availability.map=seeded"
     if str(table.names.type) != "int64":
-        raise DataError(f"{table.path}: column 'client' is text, and availability.map is direct: {mend}")
+        raise DataError(f"{table.path}: column 'client' is text, and availability.map is direct: {fix}")
     numbers = table.names.to_numpy().copy()
     wrong = (numbers < 0) | (numbers >= clients)
     if wrong.any():
         row = int(np.argmax(wrong[table.client]))
-        _fail(table, row, f"client {_name(table, row)} is none of 0 to {clients - 1}", mend)
+        _fail(table, row, f"client {_name(table, row)} is none of 0 to {clients - 1}", fix)
     return torch.from_numpy(numbers)
 
 
@@ -118,5 +118,5 @@ def _name(table: Table, row: int) -> str:
     return repr(table.names[int(table.client[row])].as_py())
 
 
-def _fail(table: Table, row: int, problem: str, mend: str) -> NoReturn:
-    raise DataError(f"{table.at(row)}: {problem}: {mend}")
+def _fail(table: Table, row: int, problem: str, fix: str) -> NoReturn:
+    raise DataError(f"{table.at(row)}: {problem}: {fix}")

@@ -1,8 +1,8 @@
-"""What each token stands for: a vocabulary, which reads new texts as those were read that it was made of, and its file.
+"""Vocabularies: which number each token has, how new texts are read, and the file that keeps this.
 
     {"tokenizer": "words", "words": 10000, "length": 40, "tokens": {"the": 1, "a": 2, …}}
 
-Of bytes, and of a tokenizer of Hugging Face's, there are no tokens in the file, but of the latter a digest.
+The file lists no tokens where texts are read as bytes, or by a Hugging Face tokenizer; of the latter it has a digest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fedfleet.datasets.given import fail
+from fedfleet.datasets.user_data import fail
 from fedfleet.files.documents import text_of
 from fedfleet.simulator.errors import one_line
 
@@ -107,9 +107,9 @@ class Vocabulary:
 
     def check(self) -> None:
         """Refuse a tokenizer of Hugging Face's whose folder has another by now. Raises DataError."""
-        if self.source is not None and (found := pretrained_digest(self.tokenizer)) != self.source:
+        if self.source is not None and (result := pretrained_digest(self.tokenizer)) != self.source:
             where = self.tokenizer.removeprefix(PREFIX)
-            fail(where, f"it is another tokenizer by now ({found}, not {self.source})", "bring back what it was")
+            fail(where, f"it is another tokenizer by now ({result}, not {self.source})", "bring back what it was")
 
     def cut_at(self, length: int | None) -> Vocabulary:
         """Return it for texts that are cut off at another length."""
@@ -136,19 +136,19 @@ def read_vocabulary(path: Path, key: str = "tokenizer") -> Vocabulary:
     """Return the vocabulary in a file, or in the folder of a run or of clients that has one. Raises DataError."""
     file = path / VOCABULARY if path.is_dir() else path
     try:
-        found = _File.model_validate_json(text_of(file))
+        result = _File.model_validate_json(text_of(file))
     except (OSError, UnicodeError) as e:
-        mend = f"give a {VOCABULARY}, or the folder of a run that read texts"
-        fail(key, f"{file} cannot be read ({getattr(e, 'strerror', None) or one_line(e)})", mend)
+        fix = f"give a {VOCABULARY}, or the folder of a run that read texts"
+        fail(key, f"{file} cannot be read ({getattr(e, 'strerror', None) or one_line(e)})", fix)
     except ValidationError as e:
         fail(key, f"{file} is no vocabulary ({e.error_count()} faults)", f"give the {VOCABULARY} of a run")
-    if len({*found.tokens.values()}) < len(found.tokens):
+    if len({*result.tokens.values()}) < len(result.tokens):
         fail(key, f"{file} numbers two tokens alike", f"give the {VOCABULARY} of a run")
-    known = found.tokenizer in ("bytes", *CUTS) or found.tokenizer.startswith(PREFIX)
-    if not known or max(found.tokens.values(), default=0) >= found.words:
-        what = "numbers a token beyond its words" if known else f"is of the tokenizer {found.tokenizer!r}"
+    known = result.tokenizer in ("bytes", *CUTS) or result.tokenizer.startswith(PREFIX)
+    if not known or max(result.tokens.values(), default=0) >= result.words:
+        what = "numbers a token beyond its words" if known else f"is of the tokenizer {result.tokenizer!r}"
         fail(key, f"{file} {what}", f"give the {VOCABULARY} of a run")
-    return Vocabulary(**found.model_dump(exclude={"format"}))
+    return Vocabulary(**result.model_dump(exclude={"format"}))
 
 
 def counted(name: str, training: Iterable[str], words: int) -> Vocabulary:
@@ -168,8 +168,8 @@ def pretrained(name: str, key: str = "tokenizer") -> Any:
     try:
         return _loaded(str(path), tuple((at.name, at.stat().st_mtime_ns) for at in sorted(path.iterdir())))
     except Exception as e:  # of any of the kinds that the library has
-        mend = "give the folder that a tokenizer was saved to, by save_pretrained"
-        fail(key, f"is {name!r}, of which transformers reads none ({type(e).__name__}: {one_line(e)[:200]})", mend)
+        fix = "give the folder that a tokenizer was saved to, by save_pretrained"
+        fail(key, f"is {name!r}, of which transformers reads none ({type(e).__name__}: {one_line(e)[:200]})", fix)
 
 
 @lru_cache(4)
@@ -182,9 +182,9 @@ def _loaded(path: str, files: tuple[tuple[str, int], ...]) -> Any:
 
 def pretrained_digest(name: str, key: str = "tokenizer") -> str:
     """Return the digest of a tokenizer of Hugging Face's: of all that makes tokens of a text. Raises DataError."""
-    found = pretrained(name, key)
-    told: Any = sorted(found.get_vocab().items())
-    whole = getattr(found, "backend_tokenizer", None)  # with its merges, and the marks it puts around
+    result = pretrained(name, key)
+    told: Any = sorted(result.get_vocab().items())
+    whole = getattr(result, "backend_tokenizer", None)  # with its merges, and the marks it puts around
     if whole is not None:
         told = {k: v for k, v in json.loads(whole.to_str()).items() if k not in ("truncation", "padding")}  # of a call
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:SHORT]

@@ -47,7 +47,7 @@ class Context:
         domains: how many there are.
         tried: what a trial of an algorithm on two clients shows.
         breaks: what of the run takes facts away.
-        voids: why a round may be void although clients have answered, where another feature makes it so.
+        aborts: why a round may be aborted although clients have answered, where another feature makes it so.
 
     """
 
@@ -64,4 +64,4 @@ class Context:
     domains: int
     tried: Callable[[Algorithm], Seen]
     breaks: tuple[Break, ...] = ()
-    voids: str | None = None
+    aborts: str | None = None

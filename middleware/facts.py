@@ -8,7 +8,7 @@ from enum import Enum
 
 from fedfleet.middleware.trial import Seen
 from fedfleet.simulator.algorithm import Algorithm
-from fedfleet.simulator.arithmetic.reduction import ByDomainMean, Mean, Store, Total
+from fedfleet.simulator.arithmetic.reduction import ByDomainMean, CollectUploads, Mean, Total
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.work import Phase
 
@@ -83,29 +83,29 @@ class Break:
         fact: the fact.
         why: how, the first half of a sentence.
         key: what is written in the configuration that does; None for the algorithm itself.
-        mend: what to choose instead; "" where leaving it out is all that helps.
+        fix: what to choose instead; "" where leaving it out is all that helps.
 
     """
 
     fact: Fact
     why: str
     key: str | None = None
-    mend: str = ""
+    fix: str = ""
 
 
 def clashes(needs: Iterable[Need], breaks: Iterable[Break]) -> Iterator[tuple[Need, Break]]:
     """Yield what is needed together with what takes it away."""
-    found = list(breaks)
+    result = list(breaks)
     for need in needs:
-        yield from ((need, b) for fact in need.facts for b in found if b.fact is fact)
+        yield from ((need, b) for fact in need.facts for b in result if b.fact is fact)
 
 
 def refusal(need: Need, by: Break) -> str:
     """Return the line that refuses both together: key, reason, what to do."""
     what = "it" if by.key is None else need.what
-    keys = [key for key in ("" if by.mend or by.key is None else by.key.partition("=")[0], need.without) if key]
-    mend = by.mend or ("choose fedavg" if by.key is None else "")
-    mends = [text for text in (mend, f"leave {' or '.join(keys)} out" if keys else "") if text]
+    keys = [key for key in ("" if by.fix or by.key is None else by.key.partition("=")[0], need.without) if key]
+    fix = by.fix or ("choose fedavg" if by.key is None else "")
+    mends = [text for text in (fix, f"leave {' or '.join(keys)} out" if keys else "") if text]
     return f"{by.key or need.what}: {by.why}, and {what} needs {by.fact.value}: {', or '.join(mends)}"
 
 
@@ -131,12 +131,14 @@ def of_algorithm(algorithm: Algorithm, name: str, weight: str | None = None) -> 
     if algorithm.asynchronous:
         yield Break(Fact.COHORTS, f"{name} is asynchronous")
     if algorithm.saddle is None:
-        yield Break(Fact.SADDLE, f"{name} plays between no two", mend="choose afl")
+        yield Break(Fact.SADDLE, f"{name} plays between no two", fix="choose afl")
     yield from _of_what_is_sent(algorithm, name)
-    own = [p.name for p in algorithm.phases if p.own is not None]
-    if own:
-        yield Break(Fact.STATELESS, f"clients of {name} keep a state in phase {own[0]!r}, which moves on meanwhile")
-    if own and len(own) < len(algorithm.phases):
+    stateful = [p.name for p in algorithm.phases if p.client_state is not None]
+    if stateful:
+        yield Break(
+            Fact.STATELESS, f"clients of {name} keep a state in phase {stateful[0]!r}, which moves on meanwhile"
+        )
+    if stateful and len(stateful) < len(algorithm.phases):
         yield Break(Fact.STATES_ALIKE, f"clients of {name} keep a state in some phases and not in others")
     for phase in algorithm.phases:
         yield from _of_phase(phase, name, weight)
@@ -152,14 +154,14 @@ def _of_what_is_sent(algorithm: Algorithm, name: str) -> Iterator[Break]:
         yield Break(Fact.ONE_MODEL, f"{name} does not say that the mean of clients' models is the next one")
     if not moving:
         yield Break(Fact.MODELS, f"clients of {name} send no models")
-    if not moving or not {type(r) for r in moving.values()} <= {Mean, Store} or algorithm.asynchronous:
+    if not moving or not {type(r) for r in moving.values()} <= {Mean, CollectUploads} or algorithm.asynchronous:
         yield Break(Fact.AVERAGED, f"{name} averages no models of a cohort")
 
 
 def _of_phase(phase: Phase, name: str, weight: str | None) -> Iterator[Break]:
     for slot, reduction in phase.reduce.items():
         where = f"slot {slot!r} (phase {phase.name!r})"
-        if isinstance(reduction, Store):
+        if isinstance(reduction, CollectUploads):
             yield Break(Fact.SUMS, f"{name} keeps what each client sends of {where}")
         elif isinstance(reduction, ByDomainMean):
             yield Break(Fact.SUMS, f"{name} adds up {where} by domain")
@@ -167,13 +169,13 @@ def _of_phase(phase: Phase, name: str, weight: str | None) -> Iterator[Break]:
             yield Break(Fact.SUMS, f"{name} reduces {where} by {type(reduction).__name__}")
     if phase.weight != "uniform":
         key = None if weight is None else f"{weight}={phase.weight!r}"
-        mend = "" if weight is None else f"set {weight}=uniform"
-        yield Break(Fact.ALIKE, f"{name} weighs clients by what they have or say ({phase.weight})", key, mend)
+        fix = "" if weight is None else f"set {weight}=uniform"
+        yield Break(Fact.ALIKE, f"{name} weighs clients by what they have or say ({phase.weight})", key, fix)
     if phase.weight not in ("uniform", "num_examples"):
         yield Break(Fact.KNOWN_WEIGHTS, f"clients of {name} tell a weight of their own ({phase.weight})")
     if phase.reweighted:
-        mend = "choose an algorithm without such weights"
-        yield Break(Fact.UNSCALED, f"{name} multiplies what rarely heard clients send", mend=mend)
+        fix = "choose an algorithm without such weights"
+        yield Break(Fact.UNSCALED, f"{name} multiplies what rarely heard clients send", fix=fix)
     if phase.uplink:
         yield Break(Fact.UNTOUCHED, f"{name} changes what clients send on its way")
     if any(not getattr(t, "linear", False) for t in phase.uplink):

@@ -41,9 +41,9 @@ def tried(algorithm: Algorithm, z: Tree, problem: Problem, setup: Setup) -> Seen
 
     def round(state: Any, rnd: Round) -> tuple[Any, Mapping[str, float]]:
         turn = _Looking(rnd, repeated, given)
-        found = algorithm.round(state, cast(Round, turn))
+        result = algorithm.round(state, cast(Round, turn))
         times.update({name: max(n, times.get(name, 0)) for name, n in turn.times.items()})
-        return found
+        return result
 
     notes = probe(algorithm._replace(round=round), z, problem, setup)
     return Seen(notes.sent, frozenset(repeated), given, times)

@@ -1,4 +1,4 @@
-"""What an algorithm, a task and a round are to each other."""
+"""Contracts between an algorithm, a task and the rounds of the engine."""
 
 from __future__ import annotations
 
@@ -105,7 +105,32 @@ class Done(NamedTuple):
     """What the server's own work yields: reduced slots, as of a phase with one client, and what it keeps for the next time."""
 
     values: Mapping[str, Any]
-    own: Tree
+    client_state: Tree
+
+
+class Buffer(NamedTuple):
+    """When an asynchronous server steps, and who works for it meanwhile.
+
+    Attributes:
+        size: answers a step; whoever answers is replaced at that moment.
+        seconds: virtual seconds a step, in the place of ``size``; whoever answers is replaced when the next step begins.
+        concurrency: clients at work at any time; None: all.
+        max_staleness: rounds after which an answer is thrown away; None keeps all.
+
+    """
+
+    size: int = 1
+    seconds: float | None = None
+    concurrency: int | None = None
+    max_staleness: int | None = None
+
+    def at_work(self, clients: int) -> int:
+        """Return how many of so many clients work at any time."""
+        return clients if self.concurrency is None else min(self.concurrency, clients)
+
+    def answers(self, clients: int) -> int:
+        """Return how many answers of so many clients a step has, at most."""
+        return self.size if self.seconds is None else self.at_work(clients)
 
 
 class Buffered(NamedTuple):
@@ -146,11 +171,11 @@ class Round(Protocol):
         ...
 
     def draw(self, size: int, clients: Callable[[int, Key], Tensor]) -> Cohort:
-        """Invite as many as ``invite`` would, drawn by ``clients(number, key)``, some perhaps more than once."""
+        """Invite as many as ``size`` would, drawn by ``clients(number, key)``, some perhaps more than once."""
         ...
 
     def map_reduce(
-        self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
+        self, phase: Phase, *, shared: Message, cohort: Cohort, client_input: Tree = None, steps: int | None = None
     ) -> Reduced:
         """Send ``shared`` to the cohort, let those heard work, reduce what they send.
 
@@ -158,7 +183,7 @@ class Round(Protocol):
             phase: one of the algorithm's.
             shared: what all are sent.
             cohort: those invited (S,).
-            inbox: what each is sent besides, leaves (S, ...).
+            client_input: what each is sent besides, leaves (S, ...).
             steps: replaces the local steps of the phase's batch plans.
 
         What clients draw, minibatches and noise, is other in each exchange of a round, and the same in the n-th of any algorithm's.
@@ -166,7 +191,7 @@ class Round(Protocol):
         ...
 
     def chances(
-        self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
+        self, phase: Phase, *, shared: Message, cohort: Cohort, client_input: Tree = None, steps: int | None = None
     ) -> Tensor:
         """Return the chance (S,) float64 that each of a cohort answers if it is asked now.
 
@@ -180,21 +205,19 @@ class Round(Protocol):
         phase: Phase,
         *,
         messages: Mapping[int, Message],
-        size: int,
-        concurrency: int,
-        max_staleness: int | None = None,
+        buffer: Buffer,
+        weights: Callable[[Tensor], Tensor] | None = None,
     ) -> list[Buffered]:
-        """Let time pass until ``size`` answers are in, from ``concurrency`` clients at work at any time.
+        """Let time pass until the buffer is full, or its time is over.
 
         Args:
             phase: one of the algorithm's.
             messages: round -> what clients invited in it are sent.
-            size, concurrency: as above.
-            max_staleness: rounds; None keeps all answers.
+            buffer: the algorithm's (``Algorithm.asynchronous``).
+            weights: ``clients (R,) -> factors (R,)`` by which the server counts their answers; None for 1.
 
         A client is sent the message of the round it is invited in, so ``messages`` must hold this round's and those of
-        ``versions``; answers more than ``max_staleness`` rounds old are thrown away. What comes back is reduced version by
-        version, the present one first.
+        ``versions``. What comes back is reduced version by version, the present one first.
         """
         ...
 
@@ -207,7 +230,7 @@ class Round(Protocol):
         ...
 
     def hand_back(
-        self, phase: Phase, found: Reduced, *, shared: Message, own: Callable[[Mapping[str, Any]], Tree]
+        self, phase: Phase, result: Reduced, *, shared: Message, client_state: Callable[[Mapping[str, Any]], Tree]
     ) -> None:
         """Send something more to the clients ``found`` in a phase with client state, which keep ``own(shared)`` as their state.
 
@@ -215,13 +238,13 @@ class Round(Protocol):
         """
         ...
 
-    def at_server(self, phase: Phase, *, shared: Message, own: Tree = None, steps: int | None = None) -> Done:
+    def at_server(self, phase: Phase, *, shared: Message, client_state: Tree = None, steps: int | None = None) -> Done:
         """Do the work of one of ``Algorithm.server`` on the server's own examples, as a client does that is sent ``shared``.
 
         Args:
             phase: one of ``Algorithm.server``.
             shared: what a client would be sent.
-            own: what was kept of it the last time, None at first.
+            client_state: what was kept of it the last time, None at first.
             steps: replaces the local steps of the phase's batch plans.
 
         Nothing travels, and it takes no time.
@@ -240,15 +263,15 @@ class Personal(NamedTuple):
 
     Attributes:
         message: ``(state, t) -> message`` that the client is sent after round t, with the rates of that round.
-        work: from that message, and what the client keeps, to its model: what ``finish`` sends as "z". Nothing is kept of it.
-        own: as that of the phases.
+        work: from that message, and what the client keeps, to its model: what ``client_final`` sends as "z". Nothing is kept of it.
+        client_state: as that of the phases.
         function: the task's function that says of each example how good the model is.
 
     """
 
     message: Callable[[Any, int], Message]
     work: LocalWork
-    own: Callable[[Mapping[str, Any]], Tree] | None = None
+    client_state: Callable[[Mapping[str, Any]], Tree] | None = None
     function: str = "per_example"
 
 
@@ -282,7 +305,7 @@ class Algorithm(NamedTuple):
         requires: parts of ``z`` that the task must have.
         domains: ``state -> values`` (p,) by name for ``domains.parquet``, an entry a domain.
         saddle: ``(state, problem) -> saddle`` that a run over domains has come to, for the duality gap.
-        asynchronous: whether it draws clients from ``buffered`` alone, so that nothing about cohorts applies to it.
+        asynchronous: when it steps, if it draws clients from ``buffered`` alone: nothing about cohorts applies to it then.
         minimises: whether it is for tasks without a dual part alone.
         same_cohort: whether it asks the same clients in all phases where ``cohort.resample`` is false.
         convex: whether its steps are those of a theorem about convex losses.
@@ -296,7 +319,7 @@ class Algorithm(NamedTuple):
         server: phases that the server does itself (``Round.at_server``), on examples that are no client's: constants, too, of other
             names. What is done to clients' messages is not done to them.
         skipped: ``(state, round) -> state`` after a round that too few have answered, where such a round counts
-            (``cohort.void: skip``): by default the state as it was. It asks no client, and may use the round's index and key.
+            (``cohort.on_abort: skip``): by default the state as it was. It asks no client, and may use the round's index and key.
         name: what it is called in records and reports; by default as the function that made ``round``.
 
     """
@@ -306,7 +329,7 @@ class Algorithm(NamedTuple):
     phases: tuple[Phase, ...]
     views: Mapping[str, View]
     requires: tuple[str, ...] = ("x",)
-    asynchronous: bool = False
+    asynchronous: Buffer | None = None
     domains: Callable[[Any], Mapping[str, Tensor]] | None = None
     saddle: Callable[[Any, Problem], Saddle] | None = None
     minimises: bool = False
@@ -327,13 +350,13 @@ def beneath(algorithm: Algorithm, state_of: Callable[[Any], Any]) -> Algorithm:
 
     Its rounds are not yet those of such states, but what it makes of a round that is skipped is.
     """
-    saddle, domains, own = algorithm.saddle, algorithm.domains, algorithm.personal
+    saddle, domains, personal = algorithm.saddle, algorithm.domains, algorithm.personal
     return algorithm._replace(
         views={name: View(lambda at, v=v: v.params(state_of(at))) for name, v in algorithm.views.items()},
         domains=domains and (lambda at: domains(state_of(at))),
         saddle=saddle and (lambda at, problem: saddle(state_of(at), problem)),
         skipped=lambda at, rnd: at._replace(state=algorithm.skipped(state_of(at), rnd)),
-        personal=own and own._replace(message=lambda at, t: own.message(state_of(at), t)),
+        personal=personal and personal._replace(message=lambda at, t: personal.message(state_of(at), t)),
     )
 
 
@@ -354,11 +377,11 @@ class Exchanging:
         return getattr(self._round, name)
 
     def map_reduce(
-        self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
+        self, phase: Phase, *, shared: Message, cohort: Cohort, client_input: Tree = None, steps: int | None = None
     ) -> Reduced:
         """Do as the round does, with the phase of that name."""
         phase = self._phases[phase.name]
-        return self._round.map_reduce(phase, shared=shared, cohort=cohort, inbox=inbox, steps=steps)
+        return self._round.map_reduce(phase, shared=shared, cohort=cohort, client_input=client_input, steps=steps)
 
     def buffered(self, phase: Phase, **given: Any) -> list[Buffered]:
         """Do as the round does, with the phase of that name."""

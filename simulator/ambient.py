@@ -8,6 +8,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from fedfleet.simulator.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -38,14 +43,43 @@ EXACT = Gpu()
 """To the bit, unless somebody asks for less."""
 
 
+NEWER = hasattr(torch._C, "_get_fp32_precision_getter")
+"""Whether torch has a precision for each library and operation: from 2.9 on."""
+PRECISIONS = (
+    {
+        ("generic", "all"): "none",
+        **{(library, what): "none" for library in ("mkldnn", "cuda") for what in ("all", "conv", "rnn", "matmul")},
+        ("cuda", "conv"): "tf32",
+        ("cuda", "rnn"): "tf32",
+    }
+    if NEWER
+    else {}
+)
+"""Precision of float32 in a fresh process, by library and operation, the general before what follows it."""
+FLAGS = (
+    (torch.backends.cudnn, "allow_tf32"),
+    (torch.backends.cudnn, "enabled"),
+    (torch.backends.cudnn, "benchmark"),
+    (torch.backends.cudnn, "deterministic"),
+    (torch.utils.deterministic, "fill_uninitialized_memory"),
+)
+DENORMAL = 1e-40
+
+
 @contextmanager
 def fresh_settings() -> Iterator[None]:
     """Compute as a worker that has just been started does, and bring the caller's settings back.
 
     Shut out are autocast, inference mode, no_grad, the default dtype and device, the precision of products and convolutions of
-    float32 and deterministic algorithms. Workers on Ray never see them, so that a run in this process would come to something else.
+    float32, deterministic algorithms, oneDNN put out of use, numbers near 0 that are flushed, and hooks of what is saved for
+    gradients. Workers on Ray never see them,
+    so that a run in this process would come to something else. Modes that see every operation are refused. Raises ConfigError.
     """
-    dtype, precision = torch.get_default_dtype(), torch.get_float32_matmul_precision()
+    if (mode := _mode()) is not None:
+        raise ConfigError(
+            f"{mode} is around the run, and workers on Ray would not have it: end it before, or put it into client code"
+        )
+    dtype = torch.get_default_dtype()
     strict, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     with ExitStack() as stack:
         for device in ("cpu", "cuda"):
@@ -55,16 +89,65 @@ def fresh_settings() -> Iterator[None]:
             stack.enter_context(torch.inference_mode(mode=False))
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))
+        _without_saving_hooks(stack)
         stack.enter_context(torch.enable_grad())
         torch.set_default_dtype(torch.float32)
         stack.callback(torch.set_default_dtype, dtype)
-        torch.set_float32_matmul_precision("highest")
-        stack.callback(torch.set_float32_matmul_precision, precision)
+        stack.callback(_precision_again, *_full_precision())
         torch.use_deterministic_algorithms(mode=False)
         stack.callback(torch.use_deterministic_algorithms, strict, warn_only=warns)
-        for module, name in (
-            (torch.backends.cudnn, "allow_tf32"),
-            (torch.utils.deterministic, "fill_uninitialized_memory"),
-        ):
-            stack.callback(setattr, module, name, getattr(module, name))
+        for module, name in FLAGS:
+            stack.callback(_flag_again, module, name, getattr(module, name))
+        stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
+        torch._C._set_mkldnn_enabled(True)
+        if float(torch.tensor([DENORMAL]) + 0) == 0:
+            torch.set_flush_denormal(False)
+            stack.callback(torch.set_flush_denormal, True)
         yield
+
+
+def _without_saving_hooks(stack: ExitStack) -> None:
+    """Take away ``saved_tensors_hooks`` that are around, such as ``save_on_cpu``, until the stack unwinds."""
+    hooks = vars(torch._C)["_autograd"]
+    while (top := hooks._top_saved_tensors_default_hooks(True)) is not None:
+        hooks._pop_saved_tensors_default_hooks()
+        stack.callback(hooks._push_saved_tensors_default_hooks, *top)
+
+
+def _flag_again(module: object, name: str, value: object) -> None:
+    if getattr(module, name) != value:  # to set cudnn.allow_tf32 is to set its convolutions, whatever is set above them
+        setattr(module, name, value)
+
+
+def _full_precision() -> tuple[str, dict[tuple[str, str], str]]:
+    """Have float32 computed in full, and return what was set: by torch's older way, and by its newer one where it has it."""
+    try:
+        older = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the newer one, which the older does not know
+        older = "highest"
+    newer = {}
+    for at, fresh in PRECISIONS.items():  # below what is fresh, each reads as itself
+        newer[at] = torch._C._get_fp32_precision_getter(*at)
+        if newer[at] != fresh:
+            torch._C._set_fp32_precision_setter(*at, fresh)
+    if older != "highest":
+        torch.set_float32_matmul_precision("highest")
+        for at in PRECISIONS:
+            if at[1] == "matmul":  # which it has set, too
+                torch._C._set_fp32_precision_setter(*at, PRECISIONS[at])
+    return older, newer
+
+
+def _precision_again(older: str, newer: dict[tuple[str, str], str]) -> None:
+    _full_precision()
+    if older != "highest":
+        torch.set_float32_matmul_precision(older)
+    for at, value in reversed(newer.items()):
+        if torch._C._get_fp32_precision_getter(*at) != value:
+            torch._C._set_fp32_precision_setter(*at, value)
+
+
+def _mode() -> str | None:
+    """Return the name of a mode that sees, and may change, every operation; None where there is none but a default device."""
+    result = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
+    return next((type(mode).__name__ for mode in result if not isinstance(mode, DeviceContext)), None)

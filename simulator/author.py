@@ -2,6 +2,7 @@
 
 from fedfleet.simulator.algorithm import (
     Algorithm,
+    Buffer,
     Cohort,
     Done,
     Exchanging,
@@ -19,48 +20,50 @@ from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.noise import normals
 from fedfleet.simulator.arithmetic.optim import Optimizer, adagrad, adam, adaptive, sgd
-from fedfleet.simulator.arithmetic.reduction import ByDomainMean, Mean, Reduction, Rows, Store, Total
+from fedfleet.simulator.arithmetic.reduction import ByDomainMean, CollectUploads, Mean, Reduction, Rows, Total
 from fedfleet.simulator.arithmetic.rng import Key
-from fedfleet.simulator.arithmetic.stored import Stored, krum_shares
 from fedfleet.simulator.arithmetic.tree import Scalar, Tree
+from fedfleet.simulator.arithmetic.upload_matrix import UploadMatrix, krum_shares
 from fedfleet.simulator.domains import Domains
 from fedfleet.simulator.errors import ClientError, ConfigError, FedfleetError
 from fedfleet.simulator.registry import Entry, Options, Registry
 from fedfleet.simulator.signals import imported
 from fedfleet.simulator.work import (
     BUFFERS,
-    At,
     Batch,
     BatchPlan,
-    Code,
+    Encoding,
+    LocalLoop,
     LocalWork,
     Message,
     Objective,
     Ops,
     Phase,
     Slots,
-    Stage,
+    StepInfo,
     Transform,
-    learnt,
+    trainable,
 )
 
 __all__ = [
     "BUFFERS",
     "Algorithm",
-    "At",
     "Batch",
     "BatchPlan",
+    "Buffer",
     "ByDomainMean",
     "ClientError",
-    "Code",
     "Cohort",
+    "CollectUploads",
     "ConfigError",
     "Domains",
     "Done",
+    "Encoding",
     "Entry",
     "Exchanging",
     "FedfleetError",
     "Key",
+    "LocalLoop",
     "LocalWork",
     "Mean",
     "Message",
@@ -79,14 +82,13 @@ __all__ = [
     "Saddle",
     "Scalar",
     "Slots",
-    "Stage",
-    "Store",
-    "Stored",
+    "StepInfo",
     "T",
     "Task",
     "Total",
     "Transform",
     "Tree",
+    "UploadMatrix",
     "View",
     "adagrad",
     "adam",
@@ -94,9 +96,9 @@ __all__ = [
     "beneath",
     "imported",
     "krum_shares",
-    "learnt",
     "normals",
     "positions",
     "rng",
     "sgd",
+    "trainable",
 ]

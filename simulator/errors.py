@@ -35,8 +35,9 @@ class ClientError(FedfleetError):
     @classmethod
     def at(cls, client: int, phase: str, step: str, error: BaseException) -> ClientError:
         """Name where it happened: in which client, phase and step; the original error is chained by the caller."""
-        mend = "" if INEXACT not in str(error) else f": {INEXACT_MEND}"
-        return cls(f"client {client}, phase {phase!r}, {step}: {type(error).__name__}: {error}{mend}")
+        said = one_line(error)
+        fix = "" if INEXACT not in said else f": {INEXACT_MEND}"
+        return cls(f"client {client}, phase {phase!r}, {step}: {type(error).__name__}: {said}{fix}")
 
     def told(self) -> str:
         """Return the message, followed by the traceback of the original error if there is one."""
@@ -53,12 +54,25 @@ class ClientTimeout(ClientError):
 
 def traced(error: BaseException) -> str:
     """Return an error's traceback as text."""
-    return "".join(traceback.format_exception(error)).rstrip()
+    lines = "".join(traceback.format_exception(error)).rstrip().split("\n")
+    return "\n".join(_cut(printable(line)) for line in lines)
+
+
+LONGEST = 5000
+"""Letters of a line of a message."""
 
 
 def one_line(text: object) -> str:
-    """Return a text, or what an error says, on one line."""
-    return " ".join(str(text).split())
+    """Return a text, or what an error says, on one line; of an error that cannot say it, why."""
+    try:
+        result = str(text)
+    except Exception as e:
+        result = f"its text raises {type(e).__name__}"
+    return _cut(printable(" ".join(result.split())))
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
 
 
 def show(value: Any) -> str:

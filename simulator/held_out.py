@@ -40,12 +40,12 @@ class HeldOut:
 
     def summary(self) -> Summary:
         """Return what is known of all clients; of very many the mean is that of all examples, less the share."""
-        found = self.whole.summary()
-        least, most = (n - int(self.held(torch.tensor(n))) for n in (found.min_examples, found.max_examples))
-        mean = found.mean_examples * (1 - self.share)
+        result = self.whole.summary()
+        least, most = (n - int(self.held(torch.tensor(n))) for n in (result.min_examples, result.max_examples))
+        mean = result.mean_examples * (1 - self.share)
         if self.size <= EXACT_UP_TO:
             mean = float(self.num_examples(torch.arange(self.size)).double().mean())
-        return Summary(least, most, mean, found.domains)
+        return Summary(least, most, mean, result.domains)
 
     def domains(self, ids: Tensor) -> Tensor:
         """Return the domain of each client."""

@@ -1,6 +1,6 @@
-"""What a configuration names as ``module:name``: how it is found, called, and sent to workers.
+"""Code that a configuration names as ``module:name``: how it is found, called, and sent to workers.
 
-A module is looked for where Python looks, then in the folder one runs in, then in the configuration's ``code_dir``.
+A module is looked for where Python looks, then in the current folder, then in the configuration's ``code_dir``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Annotated, Any, get_type_hints
 from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
 
 from fedfleet.simulator.errors import ConfigError, one_line
+from fedfleet.simulator.signals import contained
 
 PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 MANY = 12  # names that are told
@@ -85,7 +86,8 @@ def called(said: str, arguments_key: str, f: Callable[..., Any], given: Mapping[
     try:
         takes = inspect.signature(f).parameters
     except (TypeError, ValueError):  # of what is compiled
-        return f(**given)
+        with contained():
+            return f(**given)
     by_name = [n for n, p in takes.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     rest = any(p.kind is p.VAR_KEYWORD for p in takes.values())
     if strange := [n for n in given if n not in by_name and not rest]:
@@ -97,12 +99,13 @@ def called(said: str, arguments_key: str, f: Callable[..., Any], given: Mapping[
     given = _typed(f, arguments_key, given)
     whole = {**{n: v for n, v in offered.items() if n in by_name}, **given}
     if lacking := [n for n, p in takes.items() if n not in whole and p.default is p.empty and n in by_name]:
-        mend = f"give {arguments_key}.{lacking[0]}"
+        fix = f"give {arguments_key}.{lacking[0]}"
         if not arguments_key:  # made in Python
-            mend = f"give a function that makes it, lambda: {called_as}({lacking[0]}=…)"
-        raise ConfigError(f"{said}: {called_as} needs {lacking[0]!r}: {mend}")
+            fix = f"give a function that makes it, lambda: {called_as}({lacking[0]}=…)"
+        raise ConfigError(f"{said}: {called_as} needs {lacking[0]!r}: {fix}")
     try:
-        return f(**whole)
+        with contained():
+            return f(**whole)
     except ValidationError as e:  # of rules over several fields
         raise ConfigError(f"{said}: {called_as}: {_explained(e)}") from None
 
@@ -120,15 +123,15 @@ def annotated(f: Callable[..., Any], name: str) -> Any:
     takes = parameters(f)
     if name not in takes or takes[name].annotation is inspect.Parameter.empty:
         return None
-    found = takes[name].annotation
+    result = takes[name].annotation
     while isinstance(f, partial):
         f = f.func
-    if isinstance(found, str):
+    if isinstance(result, str):
         module = sys.modules.get(getattr(f, "__module__", None) or "")
         known = getattr(inspect.unwrap(f), "__globals__", None) or vars(module or object)
         with suppress(Exception):  # of names that are not there
-            return get_type_hints(SimpleNamespace(__annotations__={name: found}), known)[name]
-    return found
+            return get_type_hints(SimpleNamespace(__annotations__={name: result}), known)[name]
+    return result
 
 
 def _typed(f: Callable[..., Any], key: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,17 +147,17 @@ def _typed(f: Callable[..., Any], key: str, given: Mapping[str, Any]) -> dict[st
         if issubclass(f, BaseModel)
         else _hints(f)
     )
-    found = dict(given)
+    result = dict(given)
     for name, value in given.items():
         try:
             field = TypeAdapter(hints[name]) if name in hints else None
         except PydanticUserError:  # a type that no text has
             continue
         try:
-            found[name] = value if field is None else field.validate_json(json.dumps(value), strict=True)
+            result[name] = value if field is None else field.validate_json(json.dumps(value), strict=True)
         except ValidationError as e:
             raise ConfigError(f"{key}.{name}={value!r}: {_explained(e)}") from None
-    return found
+    return result
 
 
 def _hints(f: type) -> dict[str, Any]:
@@ -185,7 +188,8 @@ def sent_whole() -> list[ModuleType]:
 def _imported(said: str, name: str, folders: list[str]) -> ModuleType:
     before = set(sys.modules)
     try:
-        module = importlib.import_module(name)
+        with contained():
+            module = importlib.import_module(name)
     except ModuleNotFoundError as e:
         if e.name is None or not (name == e.name or name.startswith(f"{e.name}.")):
             raise ConfigError(f"{said}: {name} imports {e.name!r}, which is not there: install it, or mend that") from e

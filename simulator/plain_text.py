@@ -1,9 +1,10 @@
-"""Text in files, which is UTF-8; and JSON of which nothing is given twice."""
+"""Text in files, which is UTF-8; names that look alike; and JSON of which nothing is given twice."""
 
 from __future__ import annotations
 
 import codecs
 import json
+import unicodedata
 from typing import Any
 
 MARKS = {
@@ -13,6 +14,24 @@ MARKS = {
 }
 """How a file begins that says its encoding; that of UTF-32 begins as that of UTF-16 does."""
 LOOKED = 4096  # bytes of a file without such a mark that are looked through for zeros, of which text has none
+
+
+JOINERS = "\u200c\u200d"
+"""Invisible letters that change what is seen beside them."""
+VARIANTS = range(0xFE00, 0xFE10)
+"""Letters that say how the one before them is drawn."""
+
+
+def as_seen(name: str) -> str:
+    """Return what a reader sees of a name, the same for two that look alike: no blanks at ends, one within, nothing invisible."""
+    if name.isascii() and name.isprintable():
+        return " ".join(name.split())
+    shown = (c for c in unicodedata.normalize("NFKC", name) if c in JOINERS or c.isspace() or not _invisible(c))
+    return " ".join("".join(shown).split())
+
+
+def _invisible(letter: str) -> bool:
+    return unicodedata.category(letter) in ("Cc", "Cf") or ord(letter) in VARIANTS
 
 
 class OtherEncoding(ValueError):
@@ -43,9 +62,9 @@ def parsed_json(data: bytes) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    result = dict(pairs)
+    if len(result) < len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))
         raise ValueError(f"{twice[:80]!r} is given twice")
-    return found
+    return result

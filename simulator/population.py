@@ -1,4 +1,4 @@
-"""Who the clients are and where their examples lie."""
+"""The population: who the clients are, and where their examples lie."""
 
 from __future__ import annotations
 
@@ -182,8 +182,8 @@ def padded_rows(first: Tensor, counts: Tensor) -> Tensor:
 def gather(data: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
     """Return the given rows (any shape) of every tensor, decoded."""
     flat = rows.flatten()
-    found = {k: in_rows(v.index_select(0, flat)) for k, v in data.items()}
-    return {k: decode(v.view(*rows.shape, *v.shape[1:])) for k, v in found.items()}
+    result = {k: in_rows(v.index_select(0, flat)) for k, v in data.items()}
+    return {k: decode(v.view(*rows.shape, *v.shape[1:])) for k, v in result.items()}
 
 
 def in_rows(x: Tensor) -> Tensor:

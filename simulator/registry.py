@@ -172,8 +172,8 @@ class Registry(Mapping[str, Entry[Build]]):
     def path_of(self, part: ByPath) -> str:
         """Return the ``module:name`` of code outside of fedfleet."""
         name = self.name_of(part)
-        found = None if is_path(name) else self.entry(name)
-        return name if found is None else found.value
+        result = None if is_path(name) else self.entry(name)
+        return name if result is None else result.value
 
     def known(self) -> list[str]:
         """Return every name, those of packages last."""
@@ -201,9 +201,9 @@ class Registry(Mapping[str, Entry[Build]]):
 
     def type_of(self, name: Any) -> type[BaseModel]:
         """Return the type of a section with a name. Raises pydantic's ValidationError."""
-        if (found := self.find(name)) is None:
-            raise refused(self._unknown(name), name, self.key)
-        return found
+        if (result := self.find(name)) is None:
+            raise refused(self.unknown(name), name, self.key)
+        return result
 
     @cached_property
     def outside(self) -> type[BaseModel]:
@@ -216,7 +216,8 @@ class Registry(Mapping[str, Entry[Build]]):
         bases = self._by_path if options is None else (options, self._by_path)
         return _member(f"{self.kind}_outside", bases, self.key, None)
 
-    def _unknown(self, name: Any) -> str:
+    def unknown(self, name: Any) -> str:
+        """Say why there is nothing of this name, and what there is."""
         if isinstance(name, str) and (wrong := self.unclear(name)) is not None:
             return wrong
         if (here := self.elsewhere.get(str(name).lower())) is not None:
@@ -312,11 +313,11 @@ def refused(why: str, given: Any, *where: str | int) -> ValidationError:
 
 @cache
 def _packaged(group: str) -> Mapping[str, tuple[EntryPoint, ...]]:
-    found: dict[str, tuple[EntryPoint, ...]] = {}
+    result: dict[str, tuple[EntryPoint, ...]] = {}
     for each in entry_points(group=group):
-        if each not in found.get(each.name, ()):
-            found[each.name] = (*found.get(each.name, ()), each)
-    return found
+        if each not in result.get(each.name, ()):
+            result[each.name] = (*result.get(each.name, ()), each)
+    return result
 
 
 class _Member(BaseModel):
@@ -357,6 +358,6 @@ def _made(title: str, options: tuple[type[BaseModel], ...], key: str, name: str 
 
 def _again(given: tuple[Any, ...], state: Any) -> BaseModel:
     kind = _member(*given)
-    found = kind.__new__(kind)
-    found.__setstate__(state)
-    return found
+    result = kind.__new__(kind)
+    result.__setstate__(state)
+    return result

@@ -1,7 +1,8 @@
-"""What a server that may see the sum of a cohort's messages alone asks of each client: numbers in a range, as integers, masked.
+"""Secure aggregation: a server that sees only the sum asks each client for numbers in a range, as integers, masked.
 
-Bonawitz et al., "Practical secure aggregation for privacy-preserving machine learning", CCS 2017 (SecAgg), and Bell, Bonawitz,
-Gascón, Lepoint & Raykova, "Secure single-server aggregation with (poly)logarithmic overhead", CCS 2020 (SecAgg+).
+Bonawitz et al., "Practical secure aggregation for privacy-preserving machine learning", CCS 2017 (SecAgg), and Bell,
+Bonawitz, Gascón, Lepoint & Raykova, "Secure single-server aggregation with (poly)logarithmic overhead", CCS 2020
+(SecAgg+).
 
     paper        here
     n            clients that advertise keys
@@ -10,12 +11,12 @@ Gascón, Lepoint & Raykova, "Secure single-server aggregation with (poly)logarit
     R            2 ** modulus_bits, of weights 2 ** weight_bits
     m            numbers, with a weight
 
-What a client sends of a slot is d, a model's difference or the slot itself, of which the server gets sum_i q_i mod R and sum_i w_i:
+Of a slot a client sends d: a model's difference, or the slot itself. The server gets sum_i q_i mod R and sum_i w_i:
 
     q = round(clip(d, -C, C) w / (W s)),  s = C / (2^(bits - 1) - 1),  w its weight, at most W; or w = W = 1
     mean of d = s W sum q / sum w
 
-A simulation of what that does to numbers, bytes and time: nothing here keeps a secret.
+This simulates what that does to numbers, bytes and time. Nothing here keeps a secret.
 """
 
 from __future__ import annotations

@@ -12,17 +12,17 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from fedfleet.simulator.errors import one_line
+
 IMPORTS = "importlib._bootstrap"  # in the names of the files of Python's own code for imports
 IMPORT_S, AGAIN_S = 10.0, 0.05  # how long an interruption waits for an import, and between two looks at it
 INTERRUPTIONS = (signal.SIGINT, signal.SIGTERM)
-LEAVING = (SystemExit, KeyboardInterrupt, GeneratorExit)
-"""What ends a program, a thread or a generator, and passes by whoever catches an ``Exception``."""
 _delivered = 0  # interruptions that have taken effect in this process, as far as they were put off before
 _deaf = False
 
 
 class EndsProgram(Exception):
-    """Code of others raised what ends a program: ``sys.exit``, ``KeyboardInterrupt`` or ``GeneratorExit``."""
+    """Code of others raised what ends a program, a thread or a task: it passes by whoever catches an ``Exception``."""
 
 
 def deaf() -> None:
@@ -37,10 +37,12 @@ def contained() -> Iterator[None]:
     before = _delivered
     try:
         yield
-    except LEAVING as e:
+    except Exception:
+        raise
+    except BaseException as e:
         if _delivered != before or _by_signal(e):
             raise
-        raise EndsProgram(f"it raised {e!r}, which would end the program") from e
+        raise EndsProgram(f"it raised {type(e).__name__}({one_line(e)}), which would end the program") from e
 
 
 def _by_signal(error: BaseException) -> bool:

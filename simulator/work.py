@@ -1,7 +1,7 @@
-"""What an algorithm is made of: the work of one client, the phase it belongs to, the messages that travel.
+"""The parts of an algorithm: the work of one client, the phase it belongs to, and the messages that travel.
 
-An author writes the work of ONE client as pure functions; there is no client axis anywhere in algorithm code. The engine runs
-many clients at once and reduces what they send by the phase's declared reductions.
+An author writes the work of ONE client as pure functions. No algorithm code has a client axis. The engine runs many
+clients at once, and reduces what they send by the phase's declared reductions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ A loss returns it anew under this name in ``aux``, and ``ops.step`` puts it in i
 """
 
 
-def learnt(tree: Tree) -> Tree:
+def trainable(tree: Tree) -> Tree:
     """Return what gradients move of a tree: all of it but a model's buffers."""
     return {part: below for part, below in tree.items() if part != BUFFERS} if isinstance(tree, Mapping) else tree
 
@@ -132,7 +132,7 @@ class BatchPlan:
             )
 
 
-class At(NamedTuple):
+class StepInfo(NamedTuple):
     """Where a local step stands: step ``k`` (int), epoch and epoch_end (tensors), the client's number of examples (tensor)."""
 
     k: int
@@ -203,11 +203,11 @@ class Ops(Protocol):
         ...
 
 
-StepFn = Callable[[Ops, Mapping[str, Any], Tree, Any, At, Key], Tree]
+StepFn = Callable[[Ops, Mapping[str, Any], Tree, Any, StepInfo, Key], Tree]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class LocalLoop:
     """Local steps with no message between: ``step(ops, shared, carry, batch, at, key) -> carry``."""
 
     step: StepFn
@@ -219,16 +219,16 @@ class LocalWork:
     """One client's work, pure.
 
     Attributes:
-        begin: ``(shared, own, inbox, key) -> carry``.
-        stages: what is done with the local data, in order.
-        finish: ``(shared, own, inbox, carry) -> (Message, own)``.
+        client_init: ``(shared, client_state, client_input, key) -> carry``.
+        loops: what is done with the local data, in order.
+        client_final: ``(shared, client_state, client_input, carry) -> (Message, client_state)``.
         divisible: whether fewer steps are of use, so that a client may stop early; a sum over all its examples is not.
 
     """
 
-    begin: Callable[[Mapping[str, Any], Tree, Tree, Key], Tree]
-    stages: tuple[Stage, ...]
-    finish: Callable[[Mapping[str, Any], Tree, Tree, Tree], tuple[Message, Tree]]
+    client_init: Callable[[Mapping[str, Any], Tree, Tree, Key], Tree]
+    loops: tuple[LocalLoop, ...]
+    client_final: Callable[[Mapping[str, Any], Tree, Tree, Tree], tuple[Message, Tree]]
     divisible: bool = True
 
 
@@ -237,22 +237,22 @@ Slots = Mapping[str, Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
-class Code:
+class Encoding:
     """What a transform makes of slots.
 
     Attributes:
-        rest: floats that the next transform is given; after the last they are sent as they are.
-        back: ``rest -> slots``: what the server makes of the rest, or of what later transforms have left of it.
-        numbers, bits: what is sent besides the rest: values at whatever width, and the bits of all. Of shapes alone.
-        told: scalars that the client tells the server besides, as those of its message's ``config``, and counted so.
+        residual: floats that the next transform is given; after the last they are sent as they are.
+        decode: ``residual -> slots``: what the server makes of the residual, or of what later transforms have left of it.
+        numbers, bits: what is sent besides the residual: values at whatever width, and the bits of all. Of shapes alone.
+        scalars: scalars that the client tells the server besides, as those of its message's ``config``, and counted so.
 
     """
 
-    rest: Slots
-    back: Callable[[Slots], Slots]
+    residual: Slots
+    decode: Callable[[Slots], Slots]
     numbers: int = 0
     bits: int = 0
-    told: Mapping[str, Tensor] = field(default_factory=dict)
+    scalars: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Transform(Protocol):
@@ -262,11 +262,11 @@ class Transform(Protocol):
     """
 
     @property
-    def feedback(self) -> bool:
+    def error_feedback(self) -> bool:
         """Whether the client adds next time what was lost from here on."""
         ...
 
-    def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
+    def encode(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Encoding:
         """Return what is made of one client's slots, or of the rest that the transform before has left.
 
         ``shared`` is what the client was sent; nothing on the way down.
@@ -295,7 +295,7 @@ class Phase:
         work: what each heard client does.
         reduce: slot of the client's message -> reduction.
         weight: "uniform", "num_examples", or the name of a scalar in the client's message config.
-        own: builds a client's state the first time it is needed, from ``shared``; None means clients are stateless.
+        client_state: builds a client's state the first time it is needed, from ``shared``; None means clients are stateless.
         uplink: transforms applied in order to what a client sends, before it is reduced; what is counted is what they say is sent.
         forgery: what attackers among the clients send instead, before the transforms.
         secure: how the server sees the sum of it alone; what is reduced are integers then, and weights besides.
@@ -310,7 +310,7 @@ class Phase:
     work: LocalWork
     reduce: Mapping[str, Any]
     weight: str = "uniform"
-    own: Callable[[Mapping[str, Any]], Tree] | None = None
+    client_state: Callable[[Mapping[str, Any]], Tree] | None = None
     uplink: tuple[Transform, ...] = ()
     forgery: Forgery | None = None
     secure: Secure | None = None
@@ -318,6 +318,14 @@ class Phase:
     reweighted: bool = False
     model: str | None = None
     difference: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where the model, or how far it moves, is no slot."""
+        for what, slot in (("model", self.model), ("difference", self.difference)):
+            if slot is not None and slot not in self.reduce:
+                raise ValueError(
+                    f"phase {self.name!r}, {what}={slot!r}: reduce has no such slot, only {', '.join(self.reduce)}"
+                )
 
 
 LossFn = Callable[[Tree, Batch, Any, Key], tuple[Tensor | Mapping[str, Tensor], Mapping[str, Any]]]

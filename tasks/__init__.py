@@ -1,4 +1,4 @@
-"""What is learnt: models, objectives, metrics, a file a task, and what several share; ``registry`` names them.
+"""Tasks: models, objectives and metrics, a file a task, and what several share; ``registry`` names them.
 
 ``fedfleet.tasks.from_module`` makes a task of any net.
 

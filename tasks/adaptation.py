@@ -28,11 +28,10 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree, rng
-from fedfleet.simulator.registry import Options
 from fedfleet.tasks import adaptation_nets, adversaries
 from fedfleet.tasks.adaptation_nets import Takes
 from fedfleet.tasks.losses import cross_entropy
-from fedfleet.tasks.options import DataShape, Width
+from fedfleet.tasks.options import DataShape, Net, TaskOptions, Width
 from fedfleet.tasks.pretrained import NETS, Weights
 from fedfleet.tasks.shifted import Shift, no_shift, shifted
 from fedfleet.tasks.stateful import buffers, called
@@ -58,7 +57,7 @@ OF_LOSSES: Mapping[str, set[Loss]] = {
 FINE_TUNED = 0.01
 
 
-class AdaptationOptions(Options):
+class AdaptationOptions(TaskOptions):
     """Which nets, which loss of the adversary, how the two losses are weighed."""
 
     model: Literal["mlp", "cnn", "conv2", "conv3", "mobilenet_v2", "resnet18", "resnet50", "resnet101"] = "mlp"
@@ -91,6 +90,10 @@ class AdaptationOptions(Options):
     """For an extractor trained before: small steps of it, and of the adversary 1 / (nu + 0.01) times those of the game."""
     feature_gradient: float = Field(default=0.05, gt=0)
     """What the extractor's gradients are multiplied by (fine_tune only)."""
+
+    def net(self) -> Net:
+        """Return the nets that they name."""
+        return Net(self.model)
 
     @model_validator(mode="after")
     def _applies(self) -> AdaptationOptions:
@@ -172,8 +175,8 @@ class DomainAdaptation:
         nets = self._build(seed)
         x = {f"{name}.{k}": p for name in OF_X for k, p in getattr(nets, name).named_parameters()}
         y = {} if nets.adversary is None else dict(nets.adversary.named_parameters())
-        found = {"x": x, "y": y, BUFFERS: _counted(nets)}
-        return {part: {k: p.detach() for k, p in found[part].items()} for part in self.parts}
+        result = {"x": x, "y": y, BUFFERS: _counted(nets)}
+        return {part: {k: p.detach() for k, p in result[part].items()} for part in self.parts}
 
     @property
     def source_share(self) -> float | None:
@@ -259,14 +262,14 @@ class DomainAdaptation:
     def metrics(self, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:
         """Return accuracy, mean cross-entropy and, where the adversary tells known domains apart, its accuracy."""
         right = outputs["logits"].argmax(1) == data["y"]
-        found = {
+        result = {
             "accuracy": float(right.double().mean()),
             "loss": float(F.cross_entropy(outputs["logits"].double(), data["y"])),
         }
         if "target" in outputs and "target" in data:
             told = (outputs["target"] > 0) == data["target"]
-            found["domain_accuracy"] = float(told.double().mean())
-        return found
+            result["domain_accuracy"] = float(told.double().mean())
+        return result
 
 
 OF_X = ("features", "bottleneck", "head")

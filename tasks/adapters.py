@@ -17,55 +17,22 @@ share it, it is sent to a worker once, and no message, client's state, optimiser
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 from zlib import crc32
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.errors import ConfigError
-from fedfleet.simulator.registry import Options
 from fedfleet.tasks.maker import Maker
-from fedfleet.tasks.options import Width
+from fedfleet.tasks.options import AdapterOptions
 from fedfleet.tasks.weights_file import read_weights
 
 FEW = 8  # names that are told
 CONV1D = "Conv1D"  # GPT-2's linear layer, whose weight is (i, o)
-
-
-class AdapterOptions(Options):
-    """Which layers have adapters, and of what kind."""
-
-    rank: Width = 8
-    """r, of every adapter; below the sizes of its layer."""
-    alpha: float = Field(default=16.0, gt=0, allow_inf_nan=False)
-    """What an adapter is scaled by, over r."""
-    scaling: Literal["lora", "rslora"] = "lora"
-    """lora: by alpha / r; rslora: by alpha / √r."""
-    targets: list[str] | None = Field(default=None, min_length=1)
-    """Names of linear layers, or how they end after a dot; if not given, every linear layer but the last one."""
-    full: list[str] | None = None
-    """Names of layers, or how they end, that are learnt whole; if not given, none but the new head of a transformer that
-    classifies."""
-    learn: Literal["both", "B"] = "both"
-    """Both matrices of an adapter, or B alone (FFA-LoRA)."""
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Of what an adapter is given, in training."""
-    base: str | None = None
-    """File with the weights that stay as they are: a run's ``model.safetensors`` or a state_dict, in .safetensors or .pt; if not
-    given, those that the net is made with, at seed 0."""
-    digest: str | None = None
-    """SHA-256 of the net without adapters; a run says here what it was."""
-
-    @property
-    def scale(self) -> float:
-        """Return s."""
-        return self.alpha / (self.rank if self.scaling == "lora" else math.sqrt(self.rank))
 
 
 class Lora(nn.Module):
@@ -223,11 +190,11 @@ def plain(net: nn.Module) -> nn.Module:
 
 def load(net: nn.Module, path: str, key: str) -> None:
     """Put weights of a file into a net. Raises ConfigError where they are not its own."""
-    found = read_weights(path, f"{key}={path}")
-    if all(name.partition(".")[0] in ("x", "b") for name in found):  # a run's
-        found = {name.partition(".")[2]: leaf for name, leaf in found.items()}
+    result = read_weights(path, f"{key}={path}")
+    if all(name.partition(".")[0] in ("x", "b") for name in result):  # a run's
+        result = {name.partition(".")[2]: leaf for name, leaf in result.items()}
     try:
-        missing, strange = net.load_state_dict(found, strict=False)
+        missing, strange = net.load_state_dict(result, strict=False)
     except RuntimeError as e:
         raise ConfigError(
             f"{key}={path}: it does not fit the net ({str(e).splitlines()[-1].strip()}): give the net's own"
@@ -245,7 +212,7 @@ def _within(name: str, layers: Iterable[str]) -> bool:
 def _found(net: nn.Module, wanted: Iterable[str], key: str, fits: Callable[[nn.Module], bool], what: str) -> list[str]:
     """Return the names of layers that are so called or end so. Raises ConfigError for one that is of none."""
     there = {name: layer for name, layer in net.named_modules() if name}
-    found: dict[str, None] = {}
+    result: dict[str, None] = {}
     for each in wanted:
         called = [name for name in there if name == each or name.endswith(f".{each}")]
         here = [name for name in called if fits(there[name])]
@@ -258,5 +225,5 @@ def _found(net: nn.Module, wanted: Iterable[str], key: str, fits: Callable[[nn.M
             )
             more = ", …" if len(known) > FEW else ""
             raise ConfigError(f"{key}={each!r}: {why}: take of {', '.join([*known][:FEW]) or 'none'}{more}")
-        found |= dict.fromkeys(here)
-    return [*found]
+        result |= dict.fromkeys(here)
+    return [*result]

@@ -1,11 +1,13 @@
-"""What an adversary of domain adaptation wants small, and the features' extractor large: L_dom of DANN, CDAN and MDD.
+"""Adversaries' losses in domain adaptation, L_dom of DANN, CDAN and MDD.
 
-Ganin et al., "Domain-adversarial training of neural networks", JMLR 2016; Long, Cao, Wang & Jordan, "Conditional adversarial
-domain adaptation", NeurIPS 2018; Zhang, Liu, Long & Jordan, "Bridging theory and algorithm for domain adaptation", ICML 2019.
+The adversary wants the loss small, and the feature extractor wants it large. Ganin et al., "Domain-adversarial
+training of neural networks", JMLR 2016; Long, Cao, Wang & Jordan, "Conditional adversarial domain adaptation",
+NeurIPS 2018; Zhang, Liu, Long & Jordan, "Bridging theory and algorithm for domain adaptation", ICML 2019.
 
     papers                  here
     h, l, p = softmax(l)    features (B, width), logits (B, classes), their softmax
-    D                       judged: the adversary's outputs, (B, 1) or (B, 2) for domains, (B, classes) for margin disparity
+    D                       judged: the adversary's outputs, (B, 1) or (B, 2) for domains, (B, classes) for margin
+                            disparity
     source, target          where ``target`` (B,) is false, true
 
 Rows of weight 0 count nowhere, and a domain without rows has the mean 0.

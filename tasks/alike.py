@@ -32,8 +32,8 @@ def alike(net: BodyAndHead) -> dict[str, Objective]:
         features, logits, aux = seen(z, batch, key)
         share = batch.weight.to(logits.dtype) / batch.count().clamp(min=1)
         wrong = _wrong(logits, batch.y) * share[:, None]  # the mean loss' gradient by logits
-        found, mean = {"weight": wrong.mT @ features, "bias": wrong.sum(0)}, net.head(ctx["mean"])
-        apart = sum((found[name] - mean[name]).square().sum() for name in mean)
+        result, mean = {"weight": wrong.mT @ features, "bias": wrong.sum(0)}, net.head(ctx["mean"])
+        apart = sum((result[name] - mean[name]).square().sum() for name in mean)
         return batch.mean(cross_entropy(logits, batch.y)) + ctx["penalty"] * apart, aux
 
     def irm(z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Any]]:

@@ -227,8 +227,8 @@ class Attentive:
 
     def _loss(self, z: Tree, batch: Batch, change: Change | None, key: Key) -> tuple[Tensor, dict[str, Any]]:
         given = Given(batch.x, batch.y, change)
-        found, new = called(self._net, z["x"], z.get(BUFFERS, {}), given, weight=batch.weight, key=key)
-        return Batch({}, found.weight).mean(cross_entropy(found.logits, found.y)), {BUFFERS: new} if new else {}
+        result, new = called(self._net, z["x"], z.get(BUFFERS, {}), given, weight=batch.weight, key=key)
+        return Batch({}, result.weight).mean(cross_entropy(result.logits, result.y)), {BUFFERS: new} if new else {}
 
     def probabilities(self, outputs: Tree) -> Tensor:
         """Return how likely each class is (n, classes)."""

@@ -12,7 +12,6 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree
-from fedfleet.tasks.adapters import AdapterOptions
 from fedfleet.tasks.alike import alike
 from fedfleet.tasks.bag import bag
 from fedfleet.tasks.body_and_head import BodyAndHead
@@ -21,11 +20,11 @@ from fedfleet.tasks.making import Model, maker, own_model
 from fedfleet.tasks.metrics import MetricOptions, chosen, named_by_path
 from fedfleet.tasks.mixstyle import MixStyleOptions, with_mixstyle
 from fedfleet.tasks.models import POOLED, build, checked_leaves, is_linear, leaves
-from fedfleet.tasks.options import DataShape, ModelOptions
+from fedfleet.tasks.options import AdapterOptions, DataShape, ModelOptions, Net
 from fedfleet.tasks.own_heads import own_heads, with_residual
 from fedfleet.tasks.pretrained import NETS, Norm, Weights, classifier
 from fedfleet.tasks.shifted import Shift, no_shift, shifted
-from fedfleet.tasks.stateful import buffers, called, hollow, learnt, prepared
+from fedfleet.tasks.stateful import buffers, called, hollow, prepared, trainable
 from fedfleet.tasks.targets import LOSSES
 from fedfleet.tasks.transformer import is_transformer
 
@@ -57,9 +56,11 @@ class ClassificationOptions(ModelOptions):
     adapters: AdapterOptions | None = None
     """Leave the net's weights as they are, and learn small matrices beside them (LoRA)."""
 
-    @property
-    def paths(self) -> dict[str, str]:
-        """Return what is named by a path, by key."""
+    def net(self) -> Net:
+        """Return the net that they name."""
+        return Net(self.model, self.adapters, self._paths())
+
+    def _paths(self) -> dict[str, str]:
         return {**own_model(self.model), **named_by_path(self.metrics)}
 
     @model_validator(mode="after")
@@ -72,7 +73,7 @@ class ClassificationOptions(ModelOptions):
                         f"{key}={value!r} is not for model={self.model}: give it in arguments, or leave it out"
                     )
         for key in ("arguments", "source"):
-            if getattr(self, key) is not None and not (own or (key == "source" and self.paths)):
+            if getattr(self, key) is not None and not (own or (key == "source" and self._paths())):
                 raise ValueError(
                     f"{key} is for a net of your own, module:name, or transformers:PATH, and model={self.model} is none: leave "
                     f"it out"
@@ -155,7 +156,7 @@ class Classification:
     def init(self, seed: int) -> Tree:
         """Return the net's initial parameters, and what its layers keep count of, by name."""
         net = self._build(seed)
-        z = {"x": learnt(net)}
+        z = {"x": trainable(net)}
         return z | ({BUFFERS: buffers(net)} if BUFFERS in self.parts else {})
 
     def no_shift(self, kind: Shift) -> Tree:
@@ -185,5 +186,5 @@ class Classification:
     def metrics(self, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:
         """Return accuracy, mean cross-entropy, and what else was asked for."""
         right, y = outputs.argmax(1) == data["y"], data["y"]
-        found = {"accuracy": float(right.double().mean()), "loss": float(F.cross_entropy(outputs.double(), y))}
-        return found | {name: metric(self.loss, outputs, y) for name, metric in self.chosen.items()}
+        result = {"accuracy": float(right.double().mean()), "loss": float(F.cross_entropy(outputs.double(), y))}
+        return result | {name: metric(self.loss, outputs, y) for name, metric in self.chosen.items()}

@@ -23,16 +23,15 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedfleet.simulator.author import Batch, Key, Objective, Tree, rng
-from fedfleet.simulator.registry import Options
 from fedfleet.tasks import gan_nets, scorer
-from fedfleet.tasks.options import DataShape
+from fedfleet.tasks.options import DataShape, TaskOptions
 from fedfleet.tasks.scorer import ScorerOptions
 from fedfleet.tasks.scores import frechet_distance, inception_score
 
 ROWS = 100  # a batch of generated images, whose statistics normalise it
 
 
-class GanOptions(Options):
+class GanOptions(TaskOptions):
     """The nets, and how generated images are judged."""
 
     width: float = Field(default=1.0, gt=0, le=64)
@@ -106,8 +105,8 @@ class Gan:
         return 2 * rng.uniform(key, (rows, gan_nets.LATENT)).to(like.device, like.dtype) - 1
 
     def _loss(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        found = self.losses(z, batch, key)
-        return {"x": batch.mean(found["generator_loss"]), "y": -batch.mean(found["discriminator_loss"])}, {}
+        result = self.losses(z, batch, key)
+        return {"x": batch.mean(result["generator_loss"]), "y": -batch.mean(result["discriminator_loss"])}, {}
 
     def samples(self, z: Tree, count: int) -> Tensor:
         """Return images (count, ...) from fixed noise."""
@@ -127,21 +126,21 @@ class Gan:
         where = (tuple(batch.x.shape), float(batch.x.sum(dtype=torch.float64)))
         if where not in self._real:
             self._real[where] = self._judged(2 * batch.x - 1 if self._options.legacy_range else batch.x)[1]
-        found = {
+        result = {
             "inception_score": inception_score(probabilities, legacy_splits=self._options.legacy_splits),
             "fid": frechet_distance(features, self._real[where]),
         }
         few = Batch({"x": batch.x[:ROWS]}, batch.weight[:ROWS])
         losses = self.losses(z, few, rng.key(0))
-        found |= {name: float(value.mean()) for name, value in losses.items()}
-        return {name: torch.tensor([value], dtype=torch.float64) for name, value in found.items()}
+        result |= {name: float(value.mean()) for name, value in losses.items()}
+        return {name: torch.tensor([value], dtype=torch.float64) for name, value in result.items()}
 
     def _judged(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return probabilities and features (n, ...) of images."""
         # Not moved: a net that tasks hold stays as it is, and moving it would put other buffers in the place of its own.
         state = {name: v.to(images.device) for name, v in self.scorer.state_dict().items()}
-        found = [functional_call(self.scorer, state, (part,)) for part in images.split(ROWS)]
-        probabilities, features = (torch.cat([f[i] for f in found]).cpu() for i in (0, 1))
+        result = [functional_call(self.scorer, state, (part,)) for part in images.split(ROWS)]
+        probabilities, features = (torch.cat([f[i] for f in result]).cpu() for i in (0, 1))
         return probabilities, features
 
     def metrics(self, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:

@@ -13,15 +13,13 @@ from torch import Tensor, nn
 
 from fedfleet.simulator.author import BUFFERS, Batch, ConfigError, Key, Objective, Tree
 from fedfleet.simulator.named import is_path
-from fedfleet.simulator.registry import Options
-from fedfleet.tasks.adapters import AdapterOptions
 from fedfleet.tasks.making import Make, maker, own_model
-from fedfleet.tasks.options import DataShape
-from fedfleet.tasks.stateful import buffers, called, hollow, learnt, prepared
+from fedfleet.tasks.options import AdapterOptions, DataShape, Net, TaskOptions
+from fedfleet.tasks.stateful import buffers, called, hollow, prepared, trainable
 from fedfleet.tasks.transformer import is_transformer
 
 
-class LanguageOptions(Options):
+class LanguageOptions(TaskOptions):
     """The net: embedding, LSTM layers, output; or another one."""
 
     hidden: int = Field(default=128, ge=1)
@@ -39,9 +37,11 @@ class LanguageOptions(Options):
     source: str | None = None
     """Digest of the code of one's own, or of a transformer's configuration; a run says here what it was."""
 
-    @property
-    def paths(self) -> dict[str, str]:
-        """Return what is named by a path, by key."""
+    def net(self) -> Net:
+        """Return the net that they name."""
+        return Net(self.model, self.adapters, self._paths())
+
+    def _paths(self) -> dict[str, str]:
         return own_model(self.model)
 
     @model_validator(mode="after")
@@ -110,7 +110,7 @@ class LanguageModel:
         """Return initial parameters: those of the net, or of the LSTM uniform within 1 / sqrt(hidden) (embedding: 0.1)."""
         if self.make is not None:
             net = prepared(self.make(seed))
-            return {"x": learnt(net)} | ({BUFFERS: buffers(net)} if BUFFERS in self.parts else {})
+            return {"x": trainable(net)} | ({BUFFERS: buffers(net)} if BUFFERS in self.parts else {})
         h, v = self._options.hidden, self._words
         bound = 1 / math.sqrt(h)
         with torch.random.fork_rng(devices=[]):
@@ -161,8 +161,8 @@ class LanguageModel:
     def _per_example(self, z: Tree, batch: Batch) -> dict[str, Tensor]:
         entropy, right = self.losses(z, batch.x)
         words = _counts(batch.x).to(entropy.dtype)
-        found = {"loss": entropy.sum(1), "accuracy": right.to(entropy.dtype).sum(1)}
-        means = {name: total / words.clamp(min=1) for name, total in found.items()}
+        result = {"loss": entropy.sum(1), "accuracy": right.to(entropy.dtype).sum(1)}
+        means = {name: total / words.clamp(min=1) for name, total in result.items()}
         return {**means, "weight": words} if self._several else means
 
     def metrics(self, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Of single examples: cross-entropy, and whether a prediction is right."""
+"""Losses and scores of single examples: cross-entropy, and whether a prediction is right."""
 
 from __future__ import annotations
 

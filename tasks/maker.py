@@ -1,8 +1,8 @@
-"""How a net of one's own is made: from a function or class that is named or given, or from a net that is given.
+"""Makers of nets of one's own: from a function or class that is named or given, or from a net that is given.
 
-A maker is called with torch's generator at the seed, so that its initial weights are a function of the run's seed, as those of our
-own nets are; whatever it names of ``seed``, ``shape`` (of one example) and ``classes`` it is told. A net that is given begins with
-the weights it has, whatever the seed.
+A maker is called with torch's generator at the seed. So its initial weights are a function of the run's seed, as
+those of the built-in nets are. It gets ``seed``, ``shape`` (of one example) and ``classes`` where it names them. A
+net that is given begins with the weights it has, whatever the seed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.jit import ScriptModule
 from torch.nn.parameter import is_lazy
 
 from fedfleet.simulator.errors import ConfigError, one_line
@@ -66,7 +67,9 @@ class Maker:
     def _checked(self, net: Any) -> nn.Module:
         if not isinstance(net, nn.Module):
             raise ConfigError(f"{self.said}: {self.name} returned a {type(net).__name__}: return a torch.nn.Module")
-        if lazy := [name for name, p in net.named_parameters() if is_lazy(p)]:
+        if isinstance(net, ScriptModule):
+            raise ConfigError(f"{self.said}: it is compiled by torch.jit: give the net that was compiled")
+        if lazy := [name for name, t in (*net.named_parameters(), *net.named_buffers()) if is_lazy(t)]:
             raise ConfigError(
                 f"{self.said}: {lazy[0]!r} has no shape yet: give its layer the size of its inputs, not a lazy one"
             )
@@ -74,7 +77,10 @@ class Maker:
             raise ConfigError(
                 f"{self.said}: it has no parameters to learn: give it a layer that has, with requires_grad"
             )
-        return self._normalised(net if net.training else net.train())
+        for layer in net.modules():
+            if not net.training or type(layer).train is not nn.Module.train:
+                layer.train()  # which may leave a part of it in eval mode
+        return self._normalised(net)
 
     def _normalised(self, net: nn.Module) -> nn.Module:
         if self.norm == "batch":

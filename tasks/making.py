@@ -1,4 +1,4 @@
-"""What makes the net of a task: a net of one's own, a transformer, a built-in one; with adapters or without."""
+"""Choice of a task's net: one's own, a transformer or a built-in one, with adapters or without."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pydantic import AfterValidator
 from torch import nn
 
 from fedfleet.simulator.named import is_path
-from fedfleet.tasks.adapters import Adapted, AdapterOptions
+from fedfleet.tasks.adapters import Adapted
 from fedfleet.tasks.maker import TORCHVISION, Maker, of_path
-from fedfleet.tasks.options import DataShape
+from fedfleet.tasks.options import AdapterOptions, DataShape
 from fedfleet.tasks.pretrained import Norm
 from fedfleet.tasks.transformer import HEADS, Use, is_transformer, of_configuration
 

@@ -1,4 +1,4 @@
-"""Which metrics are measured: ours by name, those of torchmetrics and scikit-learn by theirs, functions of one's own.
+"""Metrics to measure: ours by name, those of torchmetrics and scikit-learn by theirs, functions of one's own.
 
     torchmetrics:F1Score       a class of torchmetrics: one update with all examples of a split, and compute
     sklearn:balanced_accuracy_score    a function (y_true, y_pred or y_score, ...) of sklearn.metrics, of all of them
@@ -203,17 +203,17 @@ def of_library(said: str, key: str, name: str, arguments: Mapping[str, Any]) -> 
                 f"{said}: there is no module {e.name!r}: leave it out, or name one that there is"
             ) from None
         raise ConfigError(f"{said}: {top} is not installed: pip install {LIBRARIES[top]}, or leave it out") from None
-    found: Any = library
+    result: Any = library
     for part in attribute.split("."):
-        found = getattr(found, part, None)
+        result = getattr(result, part, None)
     fits = _is_metric if top == "torchmetrics" else _is_function
-    if not fits(found):
+    if not fits(result):
         there = [n for n in dir(library) if fits(getattr(library, n, None))]
         near = difflib.get_close_matches(attribute, there, n=1, cutoff=0.4)
         hint = f"did you mean {module}:{near[0]}?" if near else "look it up there, or leave it out"
         what = "a class with update and compute" if top == "torchmetrics" else "a function of y_true and predictions"
         raise ConfigError(f"{said}: {library.__name__} has no such metric, {what}: {hint}")
-    return Library(said, key, found, arguments)
+    return Library(said, key, result, arguments)
 
 
 def _is_metric(x: Any) -> bool:

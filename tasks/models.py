@@ -176,22 +176,22 @@ NORMS = (BatchNorm, FixedNorm, nn.GroupNorm, nn.LayerNorm)
 def leaves(net: nn.Module) -> dict[str, frozenset[str]]:
     """Return the names of a net's parameters by what they are: "head", the last layer of all if it is linear; "norm"."""
     layers = [(name, layer) for name, layer in net.named_modules() if not [*layer.children()]]
-    learnt = [(name, layer) for name, layer in layers if [*layer.parameters(recurse=False)]]
+    trainable = [(name, layer) for name, layer in layers if [*layer.parameters(recurse=False)]]
     last = layers[-1:] if isinstance(layers[-1][1], nn.Linear) and layers[-1][0] else []
-    norms = [(name, layer) for name, layer in learnt if isinstance(layer, NORMS)]
+    norms = [(name, layer) for name, layer in trainable if isinstance(layer, NORMS)]
     names = lambda of: frozenset(f"{name}.{p}" for name, layer in of for p, _ in layer.named_parameters(recurse=False))  # noqa: E731
     return {"head": names(last), "norm": names(norms)}
 
 
 def checked_leaves(net: nn.Module, shape: tuple[int, ...]) -> dict[str, frozenset[str]]:
     """Return the same of a net of somebody's own, whose last layer by name need not be the last that is applied."""
-    found = leaves(net)
-    learnt = {name for name, p in net.named_parameters() if p.requires_grad and not p.is_meta}
-    if not found["head"] <= learnt:  # shared, not to be learnt, or without content
-        return {**found, "head": frozenset()}
-    if not found["head"]:
-        return found
-    name = next(iter(found["head"])).rpartition(".")[0]
+    result = leaves(net)
+    trainable = {name for name, p in net.named_parameters() if p.requires_grad and not p.is_meta}
+    if not result["head"] <= trainable:  # shared, not to be learnt, or without content
+        return {**result, "head": frozenset()}
+    if not result["head"]:
+        return result
+    name = next(iter(result["head"])).rpartition(".")[0]
     seen: list[Any] = []
     hook = net.get_submodule(name).register_forward_hook(lambda layer, x, y: seen.append((x[0], y)))
     try:
@@ -206,4 +206,4 @@ def checked_leaves(net: nn.Module, shape: tuple[int, ...]) -> dict[str, frozense
         last = False
     finally:
         hook.remove()
-    return found if last else {**found, "head": frozenset()}
+    return result if last else {**result, "head": frozenset()}

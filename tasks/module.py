@@ -18,16 +18,15 @@ from fedfleet.simulator.ambient import fresh_settings
 from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree
 from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.named import found, is_path
-from fedfleet.simulator.registry import Options
-from fedfleet.tasks.adapters import Adapted, AdapterOptions
+from fedfleet.tasks.adapters import Adapted
 from fedfleet.tasks.maker import Maker
 from fedfleet.tasks.making import Make, Model, maker, own_model
 from fedfleet.tasks.measures import alone, mean_loss
 from fedfleet.tasks.metrics import MetricOptions, chosen, named_by_path
 from fedfleet.tasks.models import checked_leaves, leaves
-from fedfleet.tasks.options import DataShape
+from fedfleet.tasks.options import AdapterOptions, DataShape, Net, TaskOptions
 from fedfleet.tasks.pretrained import Norm
-from fedfleet.tasks.stateful import buffers, called, check_hooks, hollow, learnt, prepared
+from fedfleet.tasks.stateful import buffers, called, check_parameters, hollow, prepared, trainable
 from fedfleet.tasks.targets import LOSSES, Each, Loss, guessed, own_loss
 from fedfleet.tasks.torch_losses import from_torch
 from fedfleet.tasks.transformer import is_transformer
@@ -35,7 +34,7 @@ from fedfleet.tasks.transformer import is_transformer
 Measure = Callable[[Tensor, Tensor], Any]
 
 
-class ModuleOptions(Options):
+class ModuleOptions(TaskOptions):
     """A net of one's own, and what it learns."""
 
     model: Model = Field(examples=["nets:make_net"])
@@ -65,9 +64,11 @@ class ModuleOptions(Options):
             raise ValueError(f"norm={self.norm} is not for model={self.model}: leave it out")
         return self
 
-    @property
-    def paths(self) -> dict[str, str]:
-        """Return what is named by a path, by key."""
+    def net(self) -> Net:
+        """Return the net that they name."""
+        return Net(self.model, self.adapters, self._paths())
+
+    def _paths(self) -> dict[str, str]:
         named = {
             **own_model(self.model),
             "loss": self.loss,
@@ -117,7 +118,7 @@ def from_module(
     name = getattr(net, "__name__", type(net).__name__)
     given: Any = list(metrics.items()) if isinstance(metrics, Mapping) else metrics
     if isinstance(net, nn.Module):
-        check_hooks(net)  # a copy has none
+        check_parameters(net)  # a copy has neither hooks nor memory of others
     try:
         kept = copy.deepcopy(net).cpu() if isinstance(net, nn.Module) else net  # whatever becomes of it
     except Exception as e:  # as where it holds what it has computed
@@ -165,7 +166,7 @@ class ModuleTask:
     def init(self, seed: int) -> Tree:
         """Return the net's initial parameters, and what its layers keep count of, by name."""
         net = prepared(self.make(seed))
-        z = {"x": {name: p.clone() for name, p in learnt(net).items()}}
+        z = {"x": {name: p.clone() for name, p in trainable(net).items()}}
         return z | ({BUFFERS: buffers(net)} if BUFFERS in self.parts else {})
 
     def net(self) -> nn.Module:
@@ -183,8 +184,8 @@ class ModuleTask:
     def _each(self, z: Tree, batch: Batch) -> dict[str, Tensor]:
         outputs = self.outputs(z, batch.x)
         kind = guessed(self.loss, outputs, batch.y)
-        found = {name: alone(name, kind, outputs, batch.y) for name in self.chosen}
-        return {**{k: v for k, v in found.items() if v is not None}, "loss": self.loss.each(outputs, batch.y)}
+        result = {name: alone(name, kind, outputs, batch.y) for name in self.chosen}
+        return {**{k: v for k, v in result.items() if v is not None}, "loss": self.loss.each(outputs, batch.y)}
 
     def _predicted(self, outputs: Tensor) -> Tensor:
         """Return the class (B,) that outputs of an example each come to, none where they are of several labels."""
@@ -194,13 +195,18 @@ class ModuleTask:
 
     def metrics(self, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:
         """Return the metrics that were asked for, and the mean loss."""
-        kind, found = guessed(self.loss, outputs, data["y"]), {}
+        kind, result = guessed(self.loss, outputs, data["y"]), {}
         for name, metric in self.chosen.items():
-            found[name] = metric(kind, outputs, data["y"])
-        return {**found, "loss": mean_loss(self.loss, outputs, data["y"])}
+            result[name] = metric(kind, outputs, data["y"])
+        return {**result, "loss": mean_loss(self.loss, outputs, data["y"])}
 
 
 def _loss(loss: Any, key: str) -> Loss:
+    if isinstance(loss, nn.Module) and any(p.requires_grad for p in loss.parameters()):
+        raise ConfigError(
+            f"{key}loss={type(loss).__name__}: it has parameters, which no client would learn: make them the net's, or set "
+            f"requires_grad=False"
+        )
     if not isinstance(loss, str) and callable(loss):
         f: Any = loss
         return from_torch(f) or own_loss(f)

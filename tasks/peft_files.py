@@ -16,8 +16,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fedfleet.simulator.errors import ConfigError, one_line
-from fedfleet.tasks.adapters import AdapterOptions, Lora, is_conv1d
-from fedfleet.tasks.stateful import learnt
+from fedfleet.tasks.adapters import Lora, is_conv1d
+from fedfleet.tasks.options import AdapterOptions
+from fedfleet.tasks.stateful import trainable
 from fedfleet.tasks.transformer import INSIDE, Logits
 from fedfleet.tasks.weights_file import read_weights
 
@@ -74,7 +75,7 @@ def write(folder: Path, net: nn.Module, options: AdapterOptions, digest: str) ->
         f"{name}.lora_{m}.weight": getattr(layer, f"lora_{m}").weight for name, layer in layers.items() for m in "AB"
     }
     tensors = {
-        **learnt(inner),
+        **trainable(inner),
         **{name: leaf.detach() for name, leaf in wanted.items()},
     }  # A, too, where it is a constant
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,7 +92,7 @@ def read(folder: Path, net: nn.Module, options: AdapterOptions, key: str) -> dic
     """Return what PEFT's folder holds by the names of a net's leaves. Raises ConfigError where it computes something else."""
     said = f"{key}={folder}"
     try:
-        found: Mapping[str, Any] = json.loads((folder / CONFIG).read_text())
+        result: Mapping[str, Any] = json.loads((folder / CONFIG).read_text())
     except (OSError, ValueError) as e:
         raise ConfigError(
             f"{said}: {CONFIG} cannot be read ({one_line(e)}): give a folder that PEFT or a run has written"
@@ -103,14 +104,14 @@ def read(folder: Path, net: nn.Module, options: AdapterOptions, key: str) -> dic
         "use_rslora": options.scaling == "rslora",
     }
     for name, value in wanted.items():
-        if found.get(name, False) != value:
+        if result.get(name, False) != value:
             raise ConfigError(
-                f"{said}: its {name} is {found.get(name)!r}, and here it is {value!r}: set task.adapters as the folder says"
+                f"{said}: its {name} is {result.get(name)!r}, and here it is {value!r}: set task.adapters as the folder says"
             )
     for name, values in PLAIN.items():
-        if name in found and found[name] not in values:
+        if name in result and result[name] not in values:
             raise ConfigError(
-                f"{said}: its {name} is {found[name]!r}, which there is none of here: give plain LoRA adapters"
+                f"{said}: its {name} is {result[name]!r}, which there is none of here: give plain LoRA adapters"
             )
     file = folder / WEIGHTS if (folder / WEIGHTS).exists() else folder / PICKLED
     inside = INSIDE if isinstance(net, Logits) else ""

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedfleet.simulator.arithmetic import lanes
+from fedfleet.simulator.arithmetic import vmap_internals
 
 
 class MaxPool2(nn.Module):
@@ -20,12 +20,12 @@ class MaxPool2(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool."""
-        if x.device.type != "cpu" or lanes.differentiated():
+        if x.device.type != "cpu" or vmap_internals.differentiated():
             return F.max_pool2d(x, 2)
-        whole, batched = lanes.lower(x)
-        with lanes.beneath():
+        whole, batched = vmap_internals.lower(x)
+        with vmap_internals.beneath():
             out: Any = _Pool.apply(whole)
-        return lanes.lift(out) if batched else out
+        return vmap_internals.lift(out) if batched else out
 
 
 class _Pool(torch.autograd.Function):

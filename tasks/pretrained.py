@@ -90,8 +90,8 @@ class FixedNorm(nn.Module):
         """Return x (B, C, ...) normalised channel by channel."""
         wide = (-1, *[1] * (x.dim() - 2))
         mean, scale = (v.to(x.device, x.dtype).view(wide) for v in (self.mean, self.scale))
-        found = (x - mean) * scale
-        return found if self.weight is None else found * self.weight.view(wide) + self.bias.view(wide)
+        result = (x - mean) * scale
+        return result if self.weight is None else result * self.weight.view(wide) + self.bias.view(wide)
 
 
 class AsImageNet(nn.Module):

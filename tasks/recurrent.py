@@ -44,33 +44,28 @@ def relu_step(through: Tensor, state: tuple[Tensor, ...], u: Tensor, b: Tensor |
 STEPS: dict[str, Step] = {"LSTM": lstm_step, "GRU": gru_step, "RNN_TANH": tanh_step, "RNN_RELU": relu_step}
 
 
-class Recurrent(nn.Module):
+class Layers(nn.RNNBase):
     """Layers of one kind, forwards and perhaps backwards, with the parameters of torch's under their names.
 
     Takes (B, T, in) if ``batch_first``, else (T, B, in), and a state to begin with; returns what torch's does.
     """
 
-    def __init__(self, like: nn.RNNBase, dropout: nn.Module):
-        super().__init__()
-        self.mode, self.layers, self.batch_first = like.mode, like.num_layers, like.batch_first
-        self.width, self.bias, self.bidirectional = like.hidden_size, like.bias, like.bidirectional
-        self.projected = bool(like.proj_size)
-        self.dropout = dropout
-        for name, p in like.named_parameters():
-            self.register_parameter(name, p)
+    def between(self, x: Tensor) -> Tensor:
+        """Return what the next layer is given of the outputs of one."""
+        return x
 
-    def forward(self, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
+    def forward(self, input: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
         """Return the outputs of the last layer, and the state that each layer and direction ends in."""
-        if not isinstance(x, Tensor) or x.dim() != 3:
-            kind = f"of shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+        if not isinstance(input, Tensor) or input.dim() != 3:
+            kind = f"of shape {tuple(input.shape)}" if isinstance(input, Tensor) else f"a {type(input).__name__}"
             raise ValueError(
                 f"{self.mode} takes batches of sequences of one length, a tensor (examples, steps, features), not {kind}"
             )
-        x = x.transpose(0, 1) if self.batch_first else x
+        x = input.transpose(0, 1) if self.batch_first else input
         given = None if hx is None else hx if isinstance(hx, tuple) else (hx,)
         ends: list[tuple[Tensor, ...]] = []
-        for layer in range(self.layers):
-            x = self.dropout(x) if layer else x
+        for layer in range(self.num_layers):
+            x = self.between(x) if layer else x
             both = []
             for reverse in (False, True)[: 1 + self.bidirectional]:
                 state = None if given is None else tuple(s[len(ends)] for s in given)
@@ -85,9 +80,9 @@ class Recurrent(nn.Module):
         u = getattr(self, f"weight_hh_{which}")
         b_in, b_hidden = (getattr(self, f"bias_{k}_{which}") if self.bias else None for k in ("ih", "hh"))
         through, step = F.linear(x, getattr(self, f"weight_ih_{which}"), b_in), STEPS[self.mode]
-        project = getattr(self, f"weight_hr_{which}") if self.projected else None
+        project = getattr(self, f"weight_hr_{which}") if self.proj_size else None
         if state is None:
-            none = through.new_zeros(x.shape[1], self.width)
+            none = through.new_zeros(x.shape[1], self.hidden_size)
             h = none if project is None else through.new_zeros(x.shape[1], project.shape[0])
             state = (h, none) if self.mode == "LSTM" else (h,)
         outputs = []
@@ -99,22 +94,15 @@ class Recurrent(nn.Module):
         return torch.stack(outputs), state
 
 
-class Cell(nn.Module):
+class Cell(nn.RNNCellBase):
     """One step of torch's LSTMCell, GRUCell or RNNCell, with its parameters."""
 
-    def __init__(self, like: nn.RNNCellBase):
-        super().__init__()
-        kind = type(like).__name__.removesuffix("Cell")
-        self.mode = kind if kind in STEPS else f"RNN_{getattr(like, 'nonlinearity', 'tanh').upper()}"
-        self.width = like.hidden_size
-        for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
-            self.register_parameter(name, getattr(like, name))
-
-    def forward(self, x: Tensor, hx: Any = None) -> Any:
-        """Return the next state of x (B, in)."""
-        through = F.linear(x, self.weight_ih, self.bias_ih)  # pyright: ignore[reportArgumentType]
-        none = through.new_zeros(*x.shape[:-1], self.width)
-        several = self.mode == "LSTM"
+    def forward(self, input: Tensor, hx: Any = None) -> Any:
+        """Return the next state of the input (B, in)."""
+        several = isinstance(self, nn.LSTMCell)
+        mode = f"RNN_{self.nonlinearity.upper()}" if isinstance(self, nn.RNNCell) else "LSTM" if several else "GRU"
+        through = F.linear(input, self.weight_ih, self.bias_ih)
+        none = through.new_zeros(*input.shape[:-1], self.hidden_size)
         state = ((none, none) if several else (none,)) if hx is None else hx if several else (hx,)
-        found = STEPS[self.mode](through, state, self.weight_hh, self.bias_hh)  # pyright: ignore[reportArgumentType]
-        return found if several else found[0]
+        result = STEPS[mode](through, state, self.weight_hh, self.bias_hh)
+        return result if several else result[0]

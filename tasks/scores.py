@@ -18,13 +18,13 @@ def inception_score(probabilities: Tensor, splits: int = SPLITS, *, legacy_split
     (k + 1) n / splits, so that splits overlap.
     """
     size = len(probabilities) // splits
-    found = []
+    result = []
     for k in range(splits):
         part = probabilities[(k if legacy_splits else k * size) : (k + 1) * size].double()
         mean = part.mean(0, keepdim=True)
         divergence = (torch.xlogy(part, part) - torch.xlogy(part, mean)).sum(1)
-        found.append(divergence.mean().exp())
-    return float(torch.stack(found).mean())
+        result.append(divergence.mean().exp())
+    return float(torch.stack(result).mean())
 
 
 def frechet_distance(a: Tensor, b: Tensor) -> float:

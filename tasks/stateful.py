@@ -1,6 +1,6 @@
 """Nets whose layers keep count of something, draw, or are one call of torch's: BatchNorm, Dropout, LSTM as pure functions.
 
-``prepared`` puts layers of ours in the place of torch's, ``called`` runs such a net. What BatchNorm counts comes in as a tree and
+``prepared`` has layers computed by classes of ours, ``called`` runs such a net. What BatchNorm counts comes in as a tree and
 goes out as another; Dropout draws from a key. Rows of weight 0, which are padding, enter no statistic. Other buffers, and
 parameters that are not to be learnt (``requires_grad`` false), are constants of the net: they travel nowhere.
 """
@@ -19,9 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.parameter import is_lazy
 
 from fedfleet.simulator.author import ConfigError, Key, Tree, rng
-from fedfleet.tasks.recurrent import Cell, Recurrent
+from fedfleet.tasks.recurrent import Cell, Layers
 
 _placed: WeakKeyDictionary[nn.Module, dict[torch.device, dict[str, Tensor]]] = WeakKeyDictionary()
 """What nets have beside what is learnt, by the device that it was copied to."""
@@ -54,44 +55,34 @@ def under_way() -> Pass | None:
     return _under.way
 
 
-class BatchNorm(nn.Module):
+class BatchNorm(nn.modules.batchnorm._BatchNorm):
     """torch.nn.BatchNorm1d, 2d and 3d: normalises by the statistics of the real rows, or by running ones outside training.
 
-    A batch of one value a channel has no variance: it becomes the bias, where torch refuses it. One without any real row leaves
-    the running statistics as they are.
+    One that is in eval mode alone goes by what it has counted before. A batch of one value a channel has no variance: it becomes
+    the bias, where torch refuses it. One without any real row leaves the running statistics as they are.
     """
 
-    running_mean: Tensor
-    running_var: Tensor
+    _place: str
 
-    def __init__(self, like: nn.modules.batchnorm._BatchNorm, place: str):
-        super().__init__()
-        if like.momentum is None or not like.track_running_stats:
-            raise ConfigError(f"net: {place}: give BatchNorm a momentum, and let it track running statistics")
-        self.place, self.eps, self.momentum = place, like.eps, like.momentum
-        self.counts = (
-            like.training
-        )  # one whose author has put it into eval mode alone goes by what it has counted before
-        self.weight, self.bias = like.weight, like.bias
-        self.register_buffer("running_mean", like.running_mean)
-        self.register_buffer("running_var", like.running_var)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return x (B, C, ...) normalised channel by channel."""
-        way = under_way() if self.counts else None
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the input (B, C, ...) normalised channel by channel."""
+        way = under_way() if self.training else None
         mean, var = self.running_mean, self.running_var
+        assert mean is not None  # `_swap` has seen to it
+        assert var is not None
         if way is not None:
-            mean, var, count = _moments(x, way.weight)
+            assert self.momentum is not None
+            mean, var, count = _moments(input, way.weight)
             unbiased = var * count / (count - 1).clamp(min=1)
-            step = self.momentum * (way.weight > 0).any().to(x.dtype)  # of no rows nothing is learnt
+            step = self.momentum * (way.weight > 0).any().to(input.dtype)  # of no rows nothing is learnt
             for name, new in (("running_mean", mean), ("running_var", unbiased)):
-                at = f"{self.place}.{name}"
+                at = f"{self._place}.{name}"
                 before = way.counted[at] if at in way.counted else getattr(self, name)  # of an earlier call of the pass
                 way.counted[at] = torch.lerp(before, new.detach(), step)
         scale = torch.rsqrt(var + self.eps) * (1 if self.weight is None else self.weight)
         shift = (0 if self.bias is None else self.bias) - mean * scale
-        shape = (1, -1, *(1 for _ in x.shape[2:]))
-        return x * scale.view(shape) + shift.view(shape)
+        shape = (1, -1, *(1 for _ in input.shape[2:]))
+        return input * scale.view(shape) + shift.view(shape)
 
 
 def _moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -104,89 +95,123 @@ def _moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return mean, away.square().sum((0, 2)) / count, count
 
 
-class Dropout(nn.Module):
-    """torch.nn.Dropout, and with ``channels`` Dropout1d, 2d and 3d, drawing from the key of the pass."""
+def dropped(x: Tensor, p: float, place: str, shape: tuple[int, ...]) -> Tensor:
+    """Return x with entries zeroed and the others scaled up, as it is outside training; masks are of ``shape``."""
+    way = under_way()
+    if way is None or p == 0:
+        return x
+    kept = rng.bernoulli(way.draw(place), 1 - p, shape)
+    return torch.where(kept, x, 0.0) / max(1 - p, torch.finfo(x.dtype).tiny)
 
-    def __init__(self, p: float, place: str, channels: bool = False):
-        super().__init__()
-        self.p, self.place, self.channels = p, place, channels
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return x with entries, or channels (B, C, ...), zeroed and the others scaled up, as it is outside training."""
-        way = under_way()
-        if way is None or self.p == 0:
-            return x
-        shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if self.channels else tuple(x.shape)
-        kept = rng.bernoulli(way.draw(self.place), 1 - self.p, shape)
-        return torch.where(kept, x, 0.0) / max(1 - self.p, torch.finfo(x.dtype).tiny)
+class Dropout(nn.Dropout):
+    """torch.nn.Dropout, drawing from the key of the pass."""
+
+    _place: str
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the input with entries zeroed in training."""
+        return dropped(input, self.p, self._place, tuple(input.shape)) if self.training else input
+
+
+class ChannelDropout(nn.modules.dropout._DropoutNd):
+    """torch.nn.Dropout1d, 2d and 3d, drawing from the key of the pass."""
+
+    _place: str
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the input (B, C, ...) with channels zeroed in training."""
+        shape = (*input.shape[:2], *(1 for _ in input.shape[2:]))
+        return dropped(input, self.p, self._place, shape) if self.training else input
+
+
+class Recurrent(Layers):
+    """torch.nn.RNN, LSTM and GRU, whose dropout draws from the key of the pass."""
+
+    _place: str
+
+    def between(self, x: Tensor) -> Tensor:
+        """Return what the next layer is given of the outputs of one."""
+        return dropped(x, self.dropout, self._place, tuple(x.shape)) if self.training else x
 
 
 class Embedding(nn.Embedding):
-    """torch.nn.Embedding whose row of padding learns nothing for many clients at once, too, and whose gradient is dense.
+    """torch.nn.Embedding whose row of padding learns nothing for many clients at once, too.
 
-    torch.func.vmap forgets ``padding_idx`` where autograd runs beneath it, and knows no sparse gradients.
+    torch.func.vmap forgets ``padding_idx`` where autograd runs beneath it.
     """
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the rows of the numbers (...), (..., D)."""
-        found = F.embedding(input, self.weight, None, self.max_norm, self.norm_type, self.scale_grad_by_freq)
+        result = F.embedding(input, self.weight, None, self.max_norm, self.norm_type, self.scale_grad_by_freq)
         if self.padding_idx is None:
-            return found
-        return torch.where((input == self.padding_idx)[..., None], found.detach(), found)
+            return result
+        return torch.where((input == self.padding_idx)[..., None], result.detach(), result)
+
+
+OURS: dict[type, type[nn.Module]] = {
+    nn.modules.batchnorm._BatchNorm: BatchNorm,
+    nn.SyncBatchNorm: type("SyncBatchNorm", (BatchNorm, nn.SyncBatchNorm), {}),
+    nn.Dropout: Dropout,
+    nn.Embedding: Embedding,
+    **{kind: type(kind.__name__, (ChannelDropout, kind), {}) for kind in (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)},
+    **{kind: type(kind.__name__, (Recurrent, kind), {}) for kind in (nn.RNN, nn.LSTM, nn.GRU)},
+    **{kind: type(kind.__name__, (Cell, kind), {}) for kind in (nn.RNNCell, nn.LSTMCell, nn.GRUCell)},
+}
+"""What computes a layer here, by the class of torch's that would."""
 
 
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """Where torch keeps functions that change the gradients of one tensor."""
 
 
-def check_hooks(net: nn.Module) -> None:
-    """Refuse a net with functions on its parameters, which no copy of a parameter has. Raises ConfigError."""
+def check_parameters(net: nn.Module) -> None:
+    """Refuse parameters with functions or memory that no copy of theirs has. Raises ConfigError."""
+    said, at = f"net {type(net).__name__}", dict[int, str]()
     for name, p in net.named_parameters():
         if any(getattr(p, where, None) for where in HOOKS):
             raise ConfigError(
-                f"net {type(net).__name__}: {name} has a hook, which would be left out where clients have weights of their own: "
+                f"{said}: {name} has a hook, which would be left out where clients have weights of their own: "
                 f"multiply by a mask in forward, or set requires_grad=False for what is not to be learnt"
+            )
+        if is_lazy(p) or p.is_meta or not p.numel():
+            continue
+        if (other := at.setdefault(p.data_ptr(), name)) != name:
+            raise ConfigError(
+                f"{said}: {name} lies in the memory of {other}, and clients' weights are apart: make both one parameter, as by "
+                f"b.weight = a.weight in the place of b.weight.data = a.weight.data"
             )
 
 
 def prepared(net: nn.Module) -> nn.Module:
-    """Replace a net's layers of BatchNorm, Dropout, LSTM and the like, under the same names. Raises ConfigError."""
-    check_hooks(net)
+    """Have BatchNorm, Dropout, LSTM and the like in a net computed by the classes above. Raises ConfigError.
+
+    Each layer stays what it is, with its name, hooks, flags and attributes, and of a class of somebody's own its ``forward``.
+    """
+    check_parameters(net)
     if not net.training:
         net.train()
-    return _replaced(net, "", {})
+    for place, layer in net.named_modules():
+        _swap(layer, place)
+    return net
 
 
-def _replaced(layer: nn.Module, place: str, known: dict[int, nn.Module]) -> nn.Module:
-    """Return what stands in the place of a layer; one that is there twice is replaced once."""
-    if id(layer) not in known:
-        known[id(layer)] = layer
-        known[id(layer)] = _ours(layer, place)
-        for name, below in layer._modules.items():
-            if below is not None and known[id(layer)] is layer:
-                layer._modules[name] = _replaced(below, f"{place}.{name}" if place else name, known)
-    return known[id(layer)]
+def _swap(layer: nn.Module, place: str) -> None:
+    if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+        layer.sparse = False  # the same gradient, which vmap knows
+    kind = type(layer)
+    theirs = next((base for base in kind.__mro__ if base in OURS), None)
+    if theirs is None or issubclass(kind, OURS[theirs]):
+        return
+    norm = layer if isinstance(layer, nn.modules.batchnorm._BatchNorm) else None
+    if norm is not None and (norm.running_mean is None or (norm.momentum is None and norm.training)):
+        raise ConfigError(f"net: {place}: give BatchNorm a momentum, and let it track running statistics")
+    # A class of somebody's own comes before ours, and ours before torch's, where super() looks for what is next.
+    layer.__class__ = OURS[theirs] if kind is theirs else type(kind.__name__, (kind, OURS[theirs]), {})
+    layer.__dict__["_place"] = place
 
 
-def _ours(layer: nn.Module, place: str) -> nn.Module:
-    if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-        return BatchNorm(layer, place)
-    if isinstance(layer, nn.Dropout):
-        return Dropout(layer.p, place)
-    if isinstance(layer, nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
-        return Dropout(layer.p, place, channels=True)
-    if isinstance(layer, nn.RNNBase):
-        return Recurrent(layer, Dropout(layer.dropout, place))
-    if type(layer) is nn.Embedding and (layer.padding_idx is not None or layer.sparse):
-        made = Embedding.__new__(Embedding)
-        made.__dict__.update(layer.__dict__)
-        return made
-    if type(layer) in (nn.LSTMCell, nn.GRUCell, nn.RNNCell):
-        return Cell(layer)  # pyright: ignore[reportArgumentType]
-    return layer
-
-
-def learnt(net: nn.Module) -> dict[str, Tensor]:
+def trainable(net: nn.Module) -> dict[str, Tensor]:
     """Return the parameters of a net that are learnt, by name."""
     return {name: p.detach() for name, p in net.named_parameters() if p.requires_grad}
 
@@ -200,10 +225,13 @@ def hollow(net: nn.Module) -> nn.Module:
     return net
 
 
+COUNTED = ("running_mean", "running_var")
+
+
 def buffers(net: nn.Module) -> dict[str, Tensor]:
     """Return what a prepared net's layers keep count of, by name."""
-    layers = ((name, layer) for name, layer in net.named_modules() if isinstance(layer, BatchNorm) and layer.counts)
-    return {f"{name}.{b}": value.detach() for name, layer in layers for b, value in layer.named_buffers()}
+    layers = ((name, layer) for name, layer in net.named_modules() if isinstance(layer, BatchNorm) and layer.training)
+    return {f"{name}.{b}": getattr(layer, b).detach() for name, layer in layers for b in COUNTED}
 
 
 def called(
@@ -241,15 +269,15 @@ def _everywhere(net: nn.Module, given: dict[str, Tensor]) -> dict[str, Tensor]:
     client's tensor back for the second.
     """
     first: dict[int, str] = {}
-    found = dict(given)
+    result = dict(given)
     for place, layer in net.named_modules():
         for name, tensor in (*layer._parameters.items(), *layer._buffers.items()):
             if tensor is not None:
                 here = f"{place}.{name}" if place else name
                 known = first.setdefault(id(tensor), here)
                 if known in given:
-                    found[here] = given[known]
-    return found
+                    result[here] = given[known]
+    return result
 
 
 def inputs(net: nn.Module, x: Any) -> tuple[Any, ...]:

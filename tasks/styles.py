@@ -1,21 +1,25 @@
-"""What StableFDG does to the styles of a batch: styles of another client, cluster centres, exploration.
+"""Styles of a batch as StableFDG changes them: styles of another client, cluster centres, exploration.
 
-Park, Han, Kim, Wang, Brinton & Moon, "StableFDG: style and attention based learning for federated domain generalization", NeurIPS
-2023, and its released code. The style of an example is mean and deviation of each channel of its feature maps, by ``mixstyle.py``:
+Park, Han, Kim, Wang, Brinton & Moon, "StableFDG: style and attention based learning for federated domain
+generalization", NeurIPS 2023, and its released code. The style of an example is the mean and the deviation of each
+channel of its feature maps, by ``mixstyle.py``:
 
     released code                     here
-    half of 32 rows are shared        n // 2 of the n rows that count, drawn; the first 16 of a loader's batch are not there
-    KMeans, k-means++, max_iter 1     plain D^2 seeding (Arthur & Vassilvitskii 2007) and one step of Lloyd's; scikit-learn tries
-                                      several candidates a seed and moves empty clusters, which only equal styles can make
+    half of 32 rows are shared        n // 2 of the n rows that count, drawn; the first 16 of a loader's batch are not
+                                      there
+    KMeans, k-means++, max_iter 1     plain D^2 seeding (Arthur & Vassilvitskii 2007) and one step of Lloyd's;
+                                      scikit-learn tries several candidates a seed and moves empty clusters, which only
+                                      equal styles can make
     centres in the order of seeding   the same, to rows in random order
     new deviations                    clipped at 0, those of exploration not
     exploration level 3               factor: m + 3 (m - mean of the batch), the same of deviations
     the first place whose coin falls  alone appends copies; later ones mix what is there
-    copies                            one each to the rarest classes of the batch that it has, in random order, until all are dealt
+    copies                            one each to the rarest classes of the batch that it has, in random order, until
+                                      all are dealt
     normalisation                     differentiated through where styles are explored, not where they are shared
 
-Everything is drawn from the key that is given; rows that do not count are neither drawn nor looked at. Shapes are fixed, so that
-``copies`` rows are there from the first place on, and begin to count where they are made.
+Everything is drawn from the key that is given. Rows that do not count are neither drawn nor looked at. Shapes are
+fixed: ``copies`` rows are there from the first place on, and begin to count where they are made.
 """
 
 from __future__ import annotations

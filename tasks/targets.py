@@ -83,8 +83,8 @@ class Loss(NamedTuple):
         if wanted == y.shape:
             return None
         shape = ", ".join(map(str, y.shape))
-        mend = f"(examples, classes{', …' * (y.dim() > 1)})" if self.axis == 1 else "(examples, tokens, words)"
-        return f"it has {have} for {got}: {self.name} of labels ({shape}) wants {mend}"
+        fix = f"(examples, classes{', …' * (y.dim() > 1)})" if self.axis == 1 else "(examples, tokens, words)"
+        return f"it has {have} for {got}: {self.name} of labels ({shape}) wants {fix}"
 
     def astray(self, outputs: Tensor, y: Tensor) -> str | None:
         """Return which of all labels (n, ...) there cannot be, with outputs of this shape, and the mend; None if there is none."""
@@ -103,8 +103,8 @@ class Loss(NamedTuple):
         return None
 
     def _of_ones_own(self, f: Callable[[Tensor, Tensor], Any], outputs: Tensor, y: Tensor) -> str | None:
-        found = f(outputs, y)
-        if isinstance(found, Tensor) and found.dim() == 0 and found.is_floating_point():
+        result = f(outputs, y)
+        if isinstance(result, Tensor) and result.dim() == 0 and result.is_floating_point():
             tried = [y, *made_up(outputs, y)]
             if all(torch.allclose(f(outputs, t), self.each(outputs, t).mean(), 1e-4, 1e-6) for t in tried):
                 return None
@@ -112,9 +112,16 @@ class Loss(NamedTuple):
                 f"loss={self.name} gives one number for {len(y)} examples, which is not the mean over them: return the loss of "
                 f"each, as by reduction='none'"
             )
-        if not isinstance(found, Tensor) or found.dim() == 0 or len(found) != len(y) or not found.is_floating_point():
+        if (
+            not isinstance(result, Tensor)
+            or result.dim() == 0
+            or len(result) != len(y)
+            or not result.is_floating_point()
+        ):
             what = (
-                f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+                f"a tensor of shape {tuple(result.shape)}"
+                if isinstance(result, Tensor)
+                else f"a {type(result).__name__}"
             )
             return (
                 f"loss={self.name} gives {what} for {len(y)} examples: return the loss of each, as by reduction='none'"
@@ -142,11 +149,11 @@ def summed(values: Tensor) -> Tensor:
 
 
 def _entropy(outputs: Tensor, y: Tensor, axis: int) -> Tensor:
-    found = -F.log_softmax(outputs, dim=axis).gather(axis, y.clamp(min=0).unsqueeze(axis)).squeeze(axis)
+    result = -F.log_softmax(outputs, dim=axis).gather(axis, y.clamp(min=0).unsqueeze(axis)).squeeze(axis)
     if y.dim() == 1:
-        return found * (y != IGNORED)
-    counted = (y != IGNORED).to(found.dtype).flatten(1)
-    return (found.flatten(1) * counted).sum(1) / counted.sum(1).clamp(min=1)
+        return result * (y != IGNORED)
+    counted = (y != IGNORED).to(result.dtype).flatten(1)
+    return (result.flatten(1) * counted).sum(1) / counted.sum(1).clamp(min=1)
 
 
 def _cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
@@ -195,10 +202,10 @@ def own_loss(f: Each) -> Loss:
     """
 
     def each(outputs: Tensor, y: Tensor) -> Tensor:
-        found = f(outputs, y)
-        if isinstance(found, Tensor) and found.dim() == 0:
+        result = f(outputs, y)
+        if isinstance(result, Tensor) and result.dim() == 0:
             return torch.func.vmap(lambda o, t: f(o[None], t[None]))(outputs, y)
-        return each_example(found) if isinstance(found, Tensor) else found
+        return each_example(result) if isinstance(result, Tensor) else result
 
     return Loss(getattr(f, "__name__", type(f).__name__), each, own=f)
 

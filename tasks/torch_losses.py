@@ -124,13 +124,13 @@ def _loss(name: str, options: Mapping[str, Any], reduction: str) -> Loss:
         return summed(weight.to(y.device).double()[torch.where(there, y, 0)] * there)
 
     def each(outputs: Tensor, y: Tensor) -> Tensor:
-        found = values(outputs, y)
+        result = values(outputs, y)
         if in_all:
-            return summed(found)
+            return summed(result)
         if not of_labels or y.is_floating_point():
-            return each_example(found)
-        of = counts(y).to(found.dtype)
-        return torch.where(of > 0, summed(found) / torch.where(of > 0, of, 1.0), 0.0)
+            return each_example(result)
+        of = counts(y).to(result.dtype)
+        return torch.where(of > 0, summed(result) / torch.where(of > 0, of, 1.0), 0.0)
 
     of_labels = name in ("cross_entropy", "nll_loss") and reduction == "mean"
     in_all = reduction in ("sum", "batchmean")

@@ -196,11 +196,11 @@ def _read(model: str, said: str) -> dict[str, Any]:
     file = Path(model.removeprefix(PREFIX))
     try:
         file = file / "config.json" if file.is_dir() else file
-        found = json_of(file)
+        result = json_of(file)
     except (OSError, ConfigError) as e:
         raise ConfigError(
             f"{said}: {file} is no configuration of a transformer ({one_line(e)}): give a JSON file, or a folder with config.json"
         ) from None
-    if "model_type" not in found:
+    if "model_type" not in result:
         raise ConfigError(f"{said}: {file} does not say model_type: give a configuration of transformers")
-    return found
+    return result

@@ -26,9 +26,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree, rng
-from fedfleet.simulator.registry import Options
 from fedfleet.tasks.losses import cross_entropy
-from fedfleet.tasks.options import DataShape, Width
+from fedfleet.tasks.options import DataShape, Net, TaskOptions, Width
 from fedfleet.tasks.pretrained import Weights
 from fedfleet.tasks.stateful import buffers, called
 from fedfleet.tasks.two_heads_nets import NETS, Nets, build
@@ -37,7 +36,7 @@ PARTS = {"x": 0, "head": 1, "second": 1}
 """The parts of a model with two heads, and which net each is for."""
 
 
-class TwoHeadsOptions(Options):
+class TwoHeadsOptions(TaskOptions):
     """The nets, and the losses' details."""
 
     model: Literal["mlp", "digits_small", "digit_five", "resnet18", "resnet50", "resnet101"] = "mlp"
@@ -53,6 +52,10 @@ class TwoHeadsOptions(Options):
     idd_heads_eval: bool = False
     """Take both heads' discrepancy without dropout, normalised by running statistics; false: in training mode, as in the
     released code, where two heads that are the same differ by their dropout."""
+
+    def net(self) -> Net:
+        """Return the nets that they name."""
+        return Net(self.model)
 
     @model_validator(mode="after")
     def _applies(self) -> TwoHeadsOptions:
@@ -150,10 +153,10 @@ class TwoHeads:
 
     def _predict(self, z: Tree, batch: Batch) -> Tensor:
         features, _ = self._features(z, batch, None)
-        found = [self._run(h, z, features, batch.weight, None)[0] for h in heads_of(z)]
-        if len(found) == 1:
-            return found[0]
-        one, two = found
+        result = [self._run(h, z, features, batch.weight, None)[0] for h in heads_of(z)]
+        if len(result) == 1:
+            return result[0]
+        one, two = result
         return torch.where((two.softmax(1).amax(1) > one.softmax(1).amax(1))[:, None], two, one)
 
     def _per_example(self, z: Tree, batch: Batch) -> dict[str, Tensor]:

@@ -28,7 +28,7 @@ def read_weights(path: str | Path, said: str) -> dict[str, Tensor]:
         check_regular(path.stat())
         if path.suffix not in PICKLED:
             return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        result = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, SafetensorError) as e:
         raise ConfigError(
             f"{said}: not a readable safetensors file ({one_line(e)}): give a model.safetensors of an earlier run, or a "
@@ -38,10 +38,10 @@ def read_weights(path: str | Path, said: str) -> dict[str, Tensor]:
         raise ConfigError(
             f"{said}: no file of weights alone ({one_line(e)[:120]}): write it with torch.save(net.state_dict(), …)"
         ) from None
-    found = found.get("state_dict", found) if isinstance(found, Mapping) else found
-    if not isinstance(found, Mapping) or not all(isinstance(v, Tensor) for v in found.values()):
+    result = result.get("state_dict", result) if isinstance(result, Mapping) else result
+    if not isinstance(result, Mapping) or not all(isinstance(v, Tensor) for v in result.values()):
         raise ConfigError(f"{said}: it holds no state_dict: write it with torch.save(net.state_dict(), …)")
-    return {str(name): leaf for name, leaf in found.items()}
+    return {str(name): leaf for name, leaf in result.items()}
 
 
 def file_of(path: str | Path) -> Path:
@@ -66,9 +66,9 @@ def marked(
 
     ``load_state_dict`` looks there for what its own modules are called, and passes over the rest.
     """
-    found = OrderedDict(tensors)
-    found._metadata = OrderedDict({**versions, **({OURS: dict(about)} if about else {})})  # type: ignore[attr-defined]
-    return found
+    result = OrderedDict(tensors)
+    result._metadata = OrderedDict({**versions, **({OURS: dict(about)} if about else {})})  # type: ignore[attr-defined]
+    return result
 
 
 def vocabulary_of(path: str | Path) -> str | None:

@@ -1,4 +1,4 @@
-"""What each folder of tests may cost, and what it did: a warning at the end of every run, never a failure.
+"""Budgets of each folder of tests, and what they took: a warning at the end of every run, never a failure.
 
 The table is the one in CONTRIBUTING.md, in seconds of one process on two idle cores.
 """

@@ -1,4 +1,7 @@
-"""How the suite is run: tests on Ray share one, and its workers, for starting them takes seconds; the others run beside them."""
+"""Setup of the suite: tests on Ray share one cluster and its workers, since starting them takes seconds.
+
+The other tests run beside them.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,9 @@ import os
 import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the tests share the cores among them
+os.environ["RAY_ENABLE_AUTO_CONNECT"] = (
+    "0"  # or what asks Ray for something would join the Ray of another process of the tests
+)
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,8 @@
-"""What the documentation shows works: its Python runs, its commands are accepted, the files it names are there."""
+"""The documentation works: its Python runs, its commands are accepted, the files it names are there."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib.util
 import io
@@ -25,18 +26,23 @@ from PIL import Image
 
 import datasets
 import fedfleet
+from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.commands import cli, paper, schema, tune
 from fedfleet.config import tuning
 from fedfleet.config.schema import load
 from fedfleet.config.tuning import Tuning
-from fedfleet.experiments import campaign, trials
+from fedfleet.experiments import campaign, sweep
 from fedfleet.experiments.progress import Progress
 from fedfleet.tasks.targets import LOSSES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
-    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *ROOT.glob("docs/**/*.md")]
+    [
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md", "benchmarks/README.md")),
+        *ROOT.glob("docs/**/*.md"),
+    ]
 )
+ROOMS = ("simulator", "algorithms", "datasets", "tasks", "middleware", "benchmarks")
 PLACEHOLDERS = {
     "CONFIG": "configs/quickstart.yaml",
     "DIR": "runs/study",
@@ -63,7 +69,7 @@ PLACEHOLDERS = {
 """What a command of the documentation leaves to its reader, or to another machine."""
 MADE = r"^build/|runs/|\.json$|/x\.(py|yaml)$"
 """Files that commands or readers write."""
-QUICK = {"rounds": 2, "population.clients": 20, "cohort.invite": 4, "executor.kind": "local", "until": None}
+QUICK = {"rounds": 2, "population.clients": 20, "cohort.size": 4, "executor.kind": "local", "until": None}
 
 
 OTHERS = {
@@ -130,7 +136,7 @@ def test_the_documentation_has_what_is_tested_here():
     assert len(PYTHON) >= 2
     assert len(COMMANDS) > 120
     assert sum(page.read_text(encoding="utf-8").count("```") for page in PAGES) == 2 * len(BLOCKS)
-    assert {b.language for b in BLOCKS} <= {"", "python", "yaml", "json", "text"}
+    assert {b.language for b in BLOCKS} <= {"", "python", "yaml", "json", "text", "bibtex"}
     assert {words[1] for _, words in COMMANDS if words[0] == "fedfleet"} >= {
         "run",
         "plan",
@@ -179,7 +185,7 @@ def _own_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("_own_modules")
 @pytest.mark.slow
 def test_a_net_of_ones_own_is_compared_in_few_lines(repository: Path):
-    page = ROOT / "docs" / "your_net.md"
+    page = ROOT / "docs" / "guides" / "your_net.md"
     write_files(page)
     lines = [line for name in ("nets.py", "animals.yaml") for line in Path(name).read_text().splitlines()[1:]]
     assert len([line for line in lines if line.strip()]) <= 25
@@ -242,12 +248,16 @@ def test_commands_of_fedfleet_are_accepted(subtests: pytest.Subtests, monkeypatc
             elif words[0] == "show" and given["what"] != "data":
                 command.invoke(command.make_context(words[0], words[1:]))
             elif "config" in given:
-                assert trials.planned(load(given["config"], given["overrides"]))
+                assert sweep.planned(load(given["config"], given["overrides"]))
             elif "what" in given:
                 command.invoke(command.make_context(words[0], words[1:]))
 
 
-SESSION = ("README.md", *(f"docs/{page}.md" for page in ("reliability", "trackers", "your_data", "your_net")))
+SESSION = (
+    "README.md",
+    "docs/explanation/overview.md",
+    *(f"docs/guides/{page}.md" for page in ("reliability", "trackers", "your_data", "your_net")),
+)
 """Pages whose commands are run, one after another in one folder, smaller than they are shown."""
 UNTRIED = {
     "bench": "its own tests run it",
@@ -266,7 +276,7 @@ UNTRIED = {
 
 
 def test_commands_do_what_they_are_shown_for(repository: Path, capsys: pytest.CaptureFixture[str]):
-    write_files(ROOT / "docs" / "your_net.md")
+    write_files(ROOT / "docs" / "guides" / "your_net.md")
     who, two, age = np.arange(40) % 8, np.arange(40) % 2, np.arange(40.0)
     pd.DataFrame({"client": who, "y": two, "age": age}).to_parquet("visits.parquet")
     texts = ["a fine film" if liked else "a poor film" for liked in two]
@@ -312,7 +322,52 @@ def test_commands_do_what_they_are_shown_for(repository: Path, capsys: pytest.Ca
     assert all(text in said for text in ("phases a round", "federated averaging", "over_select", "uri", "finished"))
 
 
+def test_the_readme_names_every_algorithm_once():
+    table = re.findall(r"^\|.*$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
+    named = [name for row in table for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(named) == sorted(ALGORITHMS)
+
+
+def test_the_readme_is_short_and_plain():
+    """It has fifteen words a sentence, thirty at most, and ten highlights of twelve words at most."""
+    whole = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r"^```.*?^```$|\]\([^)]*\)|[`*]", "", whole, flags=re.M | re.S)
+    assert len([line for line in whole.splitlines() if line.strip()]) <= 75
+    highlights = re.findall(r"^- (.*)$", text[: text.index("## Algorithms")], re.M)
+    assert len(highlights) == 10
+    assert max(len(each.split()) for each in highlights) <= 12
+    prose = "\n".join(line for line in text.replace("al.,", "al,").splitlines() if not re.match(r"[|#!]", line))
+    sentences = [each.split() for each in re.split(r"(?<=[.:!?])\s|\n\s*\n|\n- ", prose) if each.split()]
+    lengths = [len(words) for words in sentences]
+    assert max(lengths) <= 30
+    assert sum(lengths) / len(lengths) <= 15
+
+
 MODULES = [(where, words) for where, words in COMMANDS if words[:2] == ["python", "-m"]]
+
+
+def test_docstrings_name_fields_and_arguments_that_are_there(subtests: pytest.Subtests):
+    """Names in sections of attributes and arguments; a class whose fields another one declares is left out."""
+    section = {
+        "Attributes": re.compile(r"Attributes:\n((?: {4}.*\n|\n)+)"),
+        "Args": re.compile(r"Args:\n((?: {4}.*\n|\n)+)"),
+    }
+    for file in sorted(f for room in ("src/fedfleet", *ROOMS) for f in (ROOT / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            match node:
+                case ast.ClassDef(bases=[] | [_]):
+                    kind, known = "Attributes", {n.target.id for n in node.body if isinstance(n, ast.AnnAssign)}
+                case ast.FunctionDef(args=a):
+                    every = (*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg)
+                    kind, known = "Args", {arg.arg for arg in every if arg is not None}
+                case _:
+                    continue
+            told = section[kind].search((ast.get_docstring(node) or "") + "\n")
+            if told is None or not known:
+                continue
+            named = re.findall(r"^ {4}((?:\w+)(?:, \w+)*):", told[1], re.MULTILINE)
+            with subtests.test(file=file.name, of=node.name):
+                assert {name for some in named for name in some.split(", ")} <= known
 
 
 def test_every_command_is_tried_or_one_of_others(subtests: pytest.Subtests):

@@ -49,14 +49,14 @@ def hooks() -> ModuleType:
 
 def test_every_public_name_is_in_the_reference(site: Path):
     for page, module in (("fedfleet", fedfleet), ("data", data), ("author", author)):
-        text = (site / "api" / f"{page}.html").read_text(encoding="utf-8")
+        text = (site / "reference" / "api" / f"{page}.html").read_text(encoding="utf-8")
         missing = [name for name in module.__all__ if f'id="{module.__name__}.{name}"' not in text]
         assert not missing, page
 
 
 def test_every_name_and_option_is_in_the_reference(site: Path):
     for kind, of in ((kind, of) for kind, of in show_named.kinds().items() if of.registry):
-        text = (site / "options" / f"{kind}.html").read_text(encoding="utf-8")
+        text = (site / "reference" / "options" / f"{kind}.html").read_text(encoding="utf-8")
         parts = dict(re.findall(r'<h2 id="(\w+)">(.*?)(?=<h2|</article)', text, re.S))
         assert set(parts) == set(of.registry)
         for name, entry in of.registry.items():
@@ -76,15 +76,16 @@ def test_pages_fetch_nothing_from_other_hosts(site: Path):
 @pytest.mark.parametrize(
     ("page", "link", "leads"),
     [
-        ("index.md", "docs/your_net.md#metrics", "your_net.md#metrics"),
-        ("algorithms/afl.md", "../concepts.md", "../concepts.md"),
+        ("index.md", "docs/guides/your_net.md#metrics", "guides/your_net.md#metrics"),
+        ("algorithms/afl.md", "../guides/your_net.md", "../guides/your_net.md"),
         ("algorithms/afl.md", "../../configs/afl/adult.yaml", "../files/configs/afl/adult.yaml"),
         ("algorithms/afl.md", "../../README.md", "../index.md"),
-        ("performance.md", "../benchmarks/README.md", "benchmarks.md"),
-        ("benchmarks.md", "../docs/performance.md", "performance.md"),
-        ("benchmarks.md", "limit.py", "files/benchmarks/limit.py"),
-        ("concepts.md", "https://example.org/x.md", "https://example.org/x.md"),
-        ("concepts.md", "#roles", "#roles"),
+        ("explanation/performance.md", "../../benchmarks/README.md", "benchmarks.md"),
+        ("explanation/benchmarks.md", "../docs/explanation/performance.md", "performance.md"),
+        ("explanation/benchmarks.md", "limit.py", "../files/benchmarks/limit.py"),
+        ("guides/own_parts.md", "../tutorials/your_algorithm.ipynb", "../tutorials/your_algorithm.md"),
+        ("explanation/determinism.md", "https://example.org/x.md", "https://example.org/x.md"),
+        ("explanation/determinism.md", "#roles", "#roles"),
     ],
 )
 def test_links_of_the_repository_are_those_of_the_site(hooks: ModuleType, page: str, link: str, leads: str):

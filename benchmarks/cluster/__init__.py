@@ -1,1 +1,1 @@
-"""What a cluster costs: rounds on nodes of one machine, by part; a model of their cost; what it says of clusters not here."""
+"""Cost of a cluster: rounds on nodes of one machine, by part, and a model that predicts other clusters."""

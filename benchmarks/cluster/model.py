@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
-from fedfleet.simulator.driver.cutting import blocks_a_task, parts_a_task
+from fedfleet.simulator.driver.sharding import blocks_a_task, parts_a_task
 
 GIGABIT = 1e9 / 8  # bytes
 

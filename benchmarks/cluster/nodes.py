@@ -141,7 +141,7 @@ class Node:
         """Pull the cable out: nothing comes through to this node, nor from it, and no process is told."""
         self._hub._ip(f"link set {self._cable} down")
 
-    def mend(self) -> None:
+    def fix(self) -> None:
         """Put it in again."""
         self._hub._ip(f"link set {self._cable} up")
 

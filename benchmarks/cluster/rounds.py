@@ -31,7 +31,7 @@ from fedfleet.simulator.executors.base import Executor, Job
 from fedfleet.simulator.executors.ray import RayExecutor
 from fedfleet.simulator.executors.timed import TimedExecutor
 from fedfleet.simulator.population import InMemoryPopulation
-from fedfleet.simulator.work import BatchPlan, LocalWork, Message, Phase, Stage
+from fedfleet.simulator.work import BatchPlan, LocalLoop, LocalWork, Message, Phase
 
 WARMUP, ROUNDS, MAPS = 2, 7, 7
 FLOAT_BYTES = 4
@@ -75,11 +75,11 @@ def begun(executor: Executor, clients: int) -> tuple[Algorithm, Problem]:
 
 def echo(clients: int) -> Algorithm:
     """Return an algorithm whose clients look at an example and send back the model, of which the server takes the mean."""
-    look = Stage(step=lambda ops, shared, carry, batch, at, key: carry, batches=BatchPlan(size=1, steps=1))
+    look = LocalLoop(step=lambda ops, shared, carry, batch, at, key: carry, batches=BatchPlan(size=1, steps=1))
     work = LocalWork(
-        begin=lambda shared, own, inbox, key: None,
-        stages=(look,),
-        finish=lambda shared, own, inbox, carry: (Message(send={"z": shared["z"]}), None),
+        client_init=lambda shared, client_state, client_input, key: None,
+        loops=(look,),
+        client_final=lambda shared, client_state, client_input, carry: (Message(send={"z": shared["z"]}), None),
     )
     phase = Phase(name="echo", work=work, reduce={"z": Mean()}, model="z")
 

@@ -1,1 +1,1 @@
-"""What a CUDA device does: cases, published jobs, actors that share it, a peer; ``python -m benchmarks.gpu``."""
+"""Benchmarks of a CUDA device: cases, published jobs, actors that share it, a peer; ``python -m benchmarks.gpu``."""

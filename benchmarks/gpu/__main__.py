@@ -1,9 +1,9 @@
-"""What a CUDA device does: ``python -m benchmarks.gpu --json gpu.json``, unattended.
+"""Measure a CUDA device, unattended: ``python -m benchmarks.gpu --json gpu.json``.
 
-Parts: ``cells``, cases by cohort, mode and inner executor (``cells.py``); ``jobs``, what others have published times of, with
-pfl-research beside its own (``jobs.py``); ``actors``, several that share the device (``actors.py``). ``--scale small`` goes through
-all of it with few clients that have little data, in seconds: what it says of speed means nothing, but what runs there runs at full
-scale.
+Parts: ``cells``, cases by cohort, mode and inner executor (``cells.py``); ``jobs``, jobs with published times, and
+pfl-research beside fedfleet (``jobs.py``); ``actors``, several that share the device (``actors.py``). ``--scale
+small`` runs all of it in seconds, with few clients that have little data. Its speeds mean nothing, but what runs
+there also runs at full scale.
 """
 
 from __future__ import annotations

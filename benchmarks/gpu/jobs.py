@@ -188,7 +188,7 @@ def population(job: Job) -> InMemoryPopulation:
 def built(job: Job, task: Task, **other: Any) -> Algorithm:
     """Return a job's algorithm, with ``other`` options."""
     entry = ALGORITHMS[job.algorithm]
-    return entry.build(entry.options(**{**job.options, **other}), task, CohortOptions(invite=job.cohort))
+    return entry.build(entry.options(**{**job.options, **other}), task, CohortOptions(size=job.cohort))
 
 
 def flop(job: Job) -> float:
@@ -222,7 +222,7 @@ def measure(job: Job, mode: str, peak: float, args: argparse.Namespace) -> dict[
                 (record,) = islice(records, 1)
                 limit.synchronise(args.device)
                 seconds.append(time.perf_counter() - started)
-                trained += sum(p.counts["heard"] + p.counts["merged_stale"] for p in record.phases)
+                trained += sum(p.counts["completed"] + p.counts["merged_stale"] for p in record.phases)
         return seconds, trained
 
     steps = job.options["epochs"] * -(-job.samples // job.options["batch_size"])

@@ -1,15 +1,17 @@
 """Problems whose solutions are known, so that the error that dropout makes can be measured.
 
-A convex-concave quadratic game by two labels, AUC maximisation on digits with a linear score, both of which are solved by a linear
-system, and softmax regression on digits. Each task reports `distance`, |z - z*| / |z*|, and `bias`, the projection of z - z* on the
-line to the solution that a mean over those heard would find: 1 if the method ends there, 0 if it has no bias.
+A convex-concave quadratic game by two labels and AUC maximisation on digits with a linear score, both solved by a linear system;
+softmax regression on digits and on Fashion-MNIST, solved by L-BFGS. The small tasks report `distance`, |z - z*| / |z*|, and
+`bias`, the projection of z - z* on the line to the solution that a mean over those heard would find: 1 if the method ends there,
+0 if it has no bias. Of Fashion-MNIST, whose solution takes half a minute, `python -m benchmarks.recovery` measures both later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,10 +21,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import fedfleet
+from fedfleet.datasets.files import data_dir as usual_data_dir
+from fedfleet.datasets.mnist import load_fashion_mnist
+from fedfleet.datasets.partition_skews import inner_dirichlet
 from fedfleet.simulator.author import Batch, Objective, rng
 from fedfleet.tasks.auc import auc_loss
 
-CLIENTS, PER_CLIENT, TEST, CLASSES = 40, 35, 397, 10
+CLIENTS, PER_CLIENT, TEST, CLASSES, REGIONS = 40, 35, 397, 10, 5
+FASHION_CLIENTS, FASHION_EACH, PIXELS = 100, 200, 784
 LABELS = ((1.0, 1.0, 1.0, 2.0, -1.0), (3.0, -0.5, 2.0, -4.0, 3.0))
 """Coefficients a, b, c, d, e of the game that clients of each label play."""
 
@@ -76,16 +82,26 @@ class Solved:
 
     def __init__(self, solve: Callable[[np.ndarray], np.ndarray], clients: int, chances: Sequence[float] | None):
         """`chances` has a number for each label, dealt to clients as by ``ByLabel``; without them `bias` is not told."""
-        self.solve, self.saddle, self.biased = solve, solve(np.full(clients, 1 / clients)), None
-        if chances is not None:
-            label = np.arange(clients) * len(chances) // clients
-            self.biased = solve(weights_of_mean(np.array(chances)[label].tolist()))
+        self.solve, self._clients, self._chances = solve, clients, chances
         sign = {"x": 1, "y": -1}
         self.objectives = {"train": Objective(loss=self._loss, sign={part: sign[part] for part in self.parts})}
         self.functions: Mapping[str, Any] = {
             "predict": self.predict,
             "per_example": lambda z, batch: {"loss": self.each(z, batch)},
         }
+
+    @cached_property
+    def saddle(self) -> np.ndarray:
+        """The solution where all clients count alike."""
+        return self.solve(np.full(self._clients, 1 / self._clients))
+
+    @cached_property
+    def biased(self) -> np.ndarray | None:
+        """The solution of the mean over those heard; None where the chances are not told."""
+        if self._chances is None:
+            return None
+        label = np.arange(self._clients) * len(self._chances) // self._clients
+        return self.solve(weights_of_mean(np.array(self._chances)[label].tolist()))
 
     def _loss(self, z: Any, batch: Any, ctx: Any, key: Any) -> tuple[Tensor, dict[str, Tensor]]:
         return batch.mean(self.each(z, batch)), {}
@@ -153,10 +169,39 @@ def _digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     return train[0][by_label], train[1][by_label], *test
 
 
-def digits() -> Any:
-    """Return 40 clients of 35 digits in the order of their labels, and 397 test digits."""
+def digits(regions: int = 1) -> Any:
+    """Return 40 clients of 35 digits in the order of their labels, in regions of consecutive ones, and 397 test digits."""
     x, y, test_x, test_y = _digits()
-    return fedfleet.data.from_arrays(x, y, client=np.arange(len(y)) // PER_CLIENT, test=(test_x, test_y))
+    client = np.arange(len(y)) // PER_CLIENT
+    region = None if regions == 1 else client * regions // CLIENTS
+    return fedfleet.data.from_arrays(x, y, client=client, domain=region, test=(test_x, test_y))
+
+
+@cache
+def _fashion(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return Fashion-MNIST's training examples client by client, and test examples: x (n, 784) float32, y (n,).
+
+    Each of 100 clients holds 200 of them, with shares of labels of its own draw of Dirichlet(0.1); no two hold the same example.
+    Clients are numbered in the order of the label that they hold most of.
+    """
+    found = load_fashion_mnist(folder)
+    dealt = inner_dirichlet(found.train.y, FASHION_CLIENTS, 0, 0.1, [FASHION_EACH] * FASHION_CLIENTS)
+    rows = dealt.indices.numpy().reshape(FASHION_CLIENTS, FASHION_EACH)
+    y = found.train.y.numpy()
+    most = [np.bincount(y[row], minlength=CLASSES).argmax() for row in rows]
+    rows = rows[np.argsort(most, kind="stable")].ravel()
+    x, test_x = (
+        part.x.numpy().reshape(-1, PIXELS).astype(np.float32) / 255 - 0.3 for part in (found.train, found.test)
+    )
+    return x[rows], y[rows], test_x, found.test.y.numpy()
+
+
+def fashion(data_dir: Path) -> Any:
+    """Return those clients in five regions by their main labels, and 10,000 test examples."""
+    x, y, test_x, test_y = _fashion(data_dir)
+    client = np.arange(len(y)) // FASHION_EACH
+    region = client * REGIONS // FASHION_CLIENTS
+    return fedfleet.data.from_arrays(x, y, client=client, domain=region, test=(test_x, test_y))
 
 
 class AucRidge(Solved):
@@ -218,17 +263,26 @@ class AucRidge(Solved):
 
 
 class SoftmaxRidge(Solved):
-    """Softmax regression with a bias, whose ridge is `ridge` / 2 times the squared norm of all parameters: strongly convex."""
+    """Softmax regression with a bias, whose ridge is `ridge` / 2 times the squared norm of all parameters: strongly convex.
+
+    Its solution is where no entry of the gradient is above `near`.
+    """
 
     parts = ("x",)
+    clients, features, near = CLIENTS, 64, 1e-10
 
     def __init__(self, chances: tuple[float, ...] | None = None, ridge: float = 0.001):
         self._ridge = ridge
-        super().__init__(self._solve, CLIENTS, chances)
+        super().__init__(self._solve, self.clients, chances)
+        right = lambda z, batch: (self.predict(z, batch).argmax(1) == batch.y).float()  # noqa: E731
+        self.functions = {
+            **self.functions,
+            "per_example": lambda z, batch: {"accuracy": right(z, batch), "loss": self.each(z, batch)},
+        }
 
     def init(self, seed: int) -> dict[str, dict[str, Tensor]]:
         """Return zeros."""
-        return {"x": {"b": torch.zeros(CLASSES), "w": torch.zeros(64, CLASSES)}}
+        return {"x": {"b": torch.zeros(CLASSES), "w": torch.zeros(self.features, CLASSES)}}
 
     def predict(self, z: Any, batch: Any) -> Tensor:
         """Return logits (B, 10)."""
@@ -239,17 +293,22 @@ class SoftmaxRidge(Solved):
         ridge = self._ridge / 2 * sum((leaf**2).sum() for leaf in z["x"].values())
         return cross_entropy(self.predict(z, batch), batch.y, reduction="none") + ridge
 
+    def examples(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the training examples, client by client, of which each has as many: x (n, features), y (n,)."""
+        return _digits()[:2]
+
     def _solve(self, weights: np.ndarray) -> np.ndarray:
         """Return the optimum (b, w) by L-BFGS in double precision."""
-        x, y, *_ = _digits()
+        x, y = self.examples()
+        each = len(y) // self.clients
         batch = Batch({"x": torch.from_numpy(x).double(), "y": torch.from_numpy(y)}, torch.ones(len(y)).double())
-        share = torch.from_numpy(np.repeat(weights, PER_CLIENT) / PER_CLIENT)
+        share = torch.from_numpy(np.repeat(weights, each) / each)
         z = {"x": {name: leaf.double().requires_grad_() for name, leaf in self.init(0)["x"].items()}}
         leaves = [z["x"][name] for name in ("b", "w")]
         search = torch.optim.LBFGS(
             leaves,
             max_iter=2000,
-            tolerance_grad=1e-10,
+            tolerance_grad=self.near,
             tolerance_change=0.0,
             history_size=50,
             line_search_fn="strong_wolfe",
@@ -270,3 +329,27 @@ class SoftmaxRidge(Solved):
         worst = min(float(right[y == c].mean()) for c in y.unique())
         loss = float(cross_entropy(outputs.double(), data["y"]))
         return {"accuracy": float(right.mean()), "worst_class_score": worst, "loss": loss}
+
+
+class FashionRidge(SoftmaxRidge):
+    """The same on Fashion-MNIST; its solution takes half a minute, so that it is found only when it is asked for."""
+
+    clients, features, near = FASHION_CLIENTS, PIXELS, 1e-6
+
+    def __init__(self, ridge: float = 0.0001):
+        super().__init__(ridge=ridge)
+        self._found: dict[bytes, np.ndarray] = {}
+
+    def examples(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the training examples, client by client."""
+        return _fashion(usual_data_dir())[:2]
+
+    def model_metrics(self, z: Any) -> dict[str, float]:
+        """Return nothing, for the solution is not known during a run."""
+        return {}
+
+    def _solve(self, weights: np.ndarray) -> np.ndarray:
+        """Return the optimum (b, w), found once for the same weights."""
+        if (known := weights.tobytes()) not in self._found:
+            self._found[known] = super()._solve(weights)
+        return self._found[known]

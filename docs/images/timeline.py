@@ -8,9 +8,9 @@ from matplotlib import pyplot as plt
 
 from fedfleet.report.figures import FATE_COLORS
 from fedfleet.simulator.arithmetic import rng
-from fedfleet.simulator.fleet.devices import Alike, Load
+from fedfleet.simulator.fleet.devices import Homogeneous, Load
 from fedfleet.simulator.fleet.policies import Deadline, First
-from fedfleet.simulator.fleet.responses import Fate, Federation, respond
+from fedfleet.simulator.fleet.responses import Federation, Outcome, respond
 
 
 class Gone:
@@ -23,12 +23,14 @@ class Gone:
 
 clients = torch.arange(8)
 load = Load(torch.full_like(clients, 5), torch.full_like(clients, 50))
-federation = Federation(availability=Gone(), devices=Alike(30.0, 0.6), policy=Deadline(60.0, First(4)), hazard=0.006)
+federation = Federation(
+    availability=Gone(), devices=Homogeneous(30.0, 0.6), policy=Deadline(60.0, First(4)), hazard=0.006
+)
 found = respond(federation, clients, torch.zeros_like(clients), load, 0.0, rng.key(14), rng.key(1))
 mpl.rcParams["svg.hashsalt"] = "fedfleet"
 figure, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
-for client, fate, seconds in zip(clients.tolist(), found.fate.tolist(), found.seconds.tolist(), strict=True):
-    name = Fate(fate).name.lower()
+for client, outcome, seconds in zip(clients.tolist(), found.outcome.tolist(), found.seconds.tolist(), strict=True):
+    name = Outcome(outcome).name.lower()
     axes.barh(client, seconds, height=0.5, color=FATE_COLORS[name], alpha=0.85)
     axes.plot(seconds, client, "x" if name == "failed" else "o", color=FATE_COLORS[name], markersize=7)
     axes.annotate(name, (seconds, client), (8, 0), textcoords="offset points", va="center")

@@ -1,5 +1,4 @@
-"""What MkDocs makes pages of besides docs/: texts of the repository, notebooks, every option, every public name; links lead to
-them all."""
+"""Hooks of MkDocs, which make pages of texts, notebooks, options and public names, and lead links to them."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ PAGES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
-    "benchmarks/README.md": "benchmarks.md",
+    "benchmarks/README.md": "explanation/benchmarks.md",
 }
 """Files of the repository that are pages of the site, and as what."""
 KINDS = {name: of for name, of in show_named.kinds().items() if of.registry}
@@ -55,16 +54,16 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are made, and the files that pages link to."""
     for source, page in PAGES.items():
         _add(files, config, page, (ROOT / source).read_text(encoding="utf-8"))
-    for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+    for path in sorted((ROOT / "docs" / "tutorials").glob("*.ipynb")):
         text, pictures = notebook(path)
-        _add(files, config, f"notebooks/{path.stem}.md", text)
+        _add(files, config, f"tutorials/{path.stem}.md", text)
         for name, picture in pictures.items():
-            files.append(File.generated(config, f"notebooks/{name}", content=picture))
-    _add(files, config, "options/index.md", keys())
+            files.append(File.generated(config, f"tutorials/{name}", content=picture))
+    _add(files, config, "reference/options/index.md", keys())
     for kind in KINDS:
-        _add(files, config, f"options/{kind}.md", options(kind))
+        _add(files, config, f"reference/options/{kind}.md", options(kind))
     for page in API:
-        _add(files, config, f"api/{page}.md", api(page))
+        _add(files, config, f"reference/api/{page}.md", api(page))
     texts = {home(f.src_uri): f.content_string for f in files.documentation_pages()}
     for where, text in texts.items():
         for link in LINK.findall(CODE.sub("", text)):
@@ -89,6 +88,8 @@ def placed(target: str) -> str:
     """Return where on the site a file of the repository is."""
     if target in PAGES:
         return PAGES[target]
+    if target.startswith("docs/") and target.endswith(".ipynb"):
+        target = target.removesuffix(".ipynb") + ".md"
     return target.removeprefix("docs/") if target.startswith("docs/") else f"files/{target}"
 
 
@@ -124,7 +125,7 @@ def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
                 parts.append(re.sub(r"<style.*?</style>", "", "".join(data["text/html"]), flags=re.S))
             else:
                 parts.append(f"```text\n{''.join(data['text/plain']).rstrip()}\n```")
-    parts.insert(1, f"This page is [a notebook]({path.name}), to be taken and run.")
+    parts.insert(1, f'Download <a href="{path.name}">this page as a notebook</a> to run it.')
     return "\n\n".join(parts) + "\n", pictures
 
 

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from fedfleet.middleware.attacks.attackers import Attackers
 from fedfleet.simulator.algorithm import Algorithm, Buffered, Cohort, Exchanging, Reduced, Round
-from fedfleet.simulator.arithmetic.reduction import Mean, Store
+from fedfleet.simulator.arithmetic.reduction import CollectUploads, Mean
 from fedfleet.simulator.arithmetic.rng import Key
-from fedfleet.simulator.arithmetic.stored import Stored
 from fedfleet.simulator.arithmetic.tree import Tree
+from fedfleet.simulator.arithmetic.upload_matrix import UploadMatrix
 from fedfleet.simulator.work import Message, Phase
 
 Forge = Callable[[Mapping[str, Any], Key], Mapping[str, Any]]
 """A slot's floats of one client, and a key -> what is sent in their place; see ``Forgery``."""
-Collude = Callable[[Stored, Tensor, Tree], Stored]
+Collude = Callable[[UploadMatrix, Tensor, Tree], UploadMatrix]
 """Uploads, which are the attackers' (S,), and the model they moved from, None where differences are sent -> other uploads."""
 
 
@@ -56,7 +56,7 @@ def attacked(algorithm: Algorithm, attackers: Attackers, forge: Forge | None, co
 
 def _kept(phase: Phase) -> Phase:
     slot = phase.model or phase.difference
-    return phase if slot is None else replace(phase, reduce={**phase.reduce, slot: Store()})
+    return phase if slot is None else replace(phase, reduce={**phase.reduce, slot: CollectUploads()})
 
 
 class _Attacked(Exchanging):
@@ -77,23 +77,23 @@ class _Attacked(Exchanging):
         }
         self.theirs = self.heard = 0
 
-    def _count(self, found: Reduced) -> Tensor:
-        theirs = self._attackers.among(found.received)
+    def _count(self, result: Reduced) -> Tensor:
+        theirs = self._attackers.among(result.received)
         self.theirs, self.heard = self.theirs + int(theirs.sum()), self.heard + len(theirs)
         return theirs
 
     def map_reduce(
-        self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
+        self, phase: Phase, *, shared: Message, cohort: Cohort, client_input: Tree = None, steps: int | None = None
     ) -> Reduced:
-        found = super().map_reduce(phase, shared=shared, cohort=cohort, inbox=inbox, steps=steps)
-        theirs, slot = self._count(found), phase.model or phase.difference
+        result = super().map_reduce(phase, shared=shared, cohort=cohort, client_input=client_input, steps=steps)
+        theirs, slot = self._count(result), phase.model or phase.difference
         if self._collude is None or slot is None:
-            return found
-        sent = self._collude(found[slot], theirs, shared.send[slot] if phase.model else None)
-        return found._replace(values={**found.values, slot: sent.mean() if self._averaged[phase.name] else sent})
+            return result
+        sent = self._collude(result[slot], theirs, shared.send[slot] if phase.model else None)
+        return result._replace(values={**result.values, slot: sent.mean() if self._averaged[phase.name] else sent})
 
     def buffered(self, phase: Phase, **given: Any) -> list[Buffered]:
-        found = super().buffered(phase, **given)
-        for part in found:
+        result = super().buffered(phase, **given)
+        for part in result:
             self._count(part.reduced)
-        return found
+        return result

@@ -1,4 +1,4 @@
-"""Which clients attack: a list, or a share of all that is drawn."""
+"""Attackers among the clients: a list, or a share of all that is drawn."""
 
 from __future__ import annotations
 

@@ -50,28 +50,28 @@ class Attacking(NamedTuple):
 
     def splits(self, evaluation: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
         """Return what the attack's success is measured on, for each split of test examples."""
-        found = {}
+        result = {}
         for name, split in AIMED_AT.items() if self.attack.poisons else ():
             if (test := evaluation.get(split)) is not None:
                 x, y = self.attack.aimed(test["x"], test["y"], self.classes)
-                found[name] = {"x": x, "y": y}
-        return found
+                result[name] = {"x": x, "y": y}
+        return result
 
 
-def needs(given: NoAttack) -> Iterator[Need]:
+def needs(options: NoAttack) -> Iterator[Need]:
     """Yield what an attack needs."""
-    if given.colludes:
-        yield Need(_called(given), (Fact.AVERAGED, Fact.EACH_SEEN, Fact.OWN_ROUND), "attack")
-    if given.poisons:
-        yield Need(_called(given), (Fact.LABELLED,), "attack")
+    if options.colludes:
+        yield Need(_called(options), (Fact.AVERAGED, Fact.EACH_SEEN, Fact.OWN_ROUND), "attack")
+    if options.poisons:
+        yield Need(_called(options), (Fact.LABELLED,), "attack")
 
 
-def breaks(given: NoAttack) -> Iterator[Break]:
+def breaks(options: NoAttack) -> Iterator[Break]:
     """Yield what an attack takes away."""
-    if given.colludes:
-        yield Break(Fact.COMPUTED, "attackers send what they have made together", _called(given), "choose sign_flip")
-    if given.poisons:
-        yield Break(Fact.CLEAN, "attackers learn from other examples", _called(given), "choose sign_flip")
+    if options.colludes:
+        yield Break(Fact.COMPUTED, "attackers send what they have made together", _called(options), "choose sign_flip")
+    if options.poisons:
+        yield Break(Fact.CLEAN, "attackers learn from other examples", _called(options), "choose sign_flip")
 
 
 def _called(given: Any) -> str:
@@ -102,10 +102,10 @@ def _attackers(attack: Attack, clients: int, seed: int) -> Attackers:
         raise ConfigError(
             f"attack.share={share:g}: drawn of {clients:,} clients, and up to {DRAWN_UP_TO:,} may be: give attack.clients"
         )
-    found = drawn(seed, clients, share)
-    if share and not len(found):
+    result = drawn(seed, clients, share)
+    if share and not len(result):
         raise ConfigError(f"attack.share={share:g}: of {clients} clients that is nobody: raise it")
-    return found
+    return result
 
 
 def _check_poison(attack: Attack, task: Task, seed: int, test: Mapping[str, Tensor], classes: int) -> None:

@@ -98,10 +98,12 @@ class _Coding:
         message, slots = self._coded(shared, before, cohort.clients, (phase.name, before.exchanges))
         if message.size is None:  # all of it goes, to those in this exchange alone: nobody else has anything to add to
             before = Received.nothing()._replace(exchanges=before.exchanges)
-        found = self._round.map_reduce(phase, shared=message, cohort=cohort, **given)
-        after = before.after(slots, found.received) if self._memory else before._replace(exchanges=before.exchanges + 1)
+        result = self._round.map_reduce(phase, shared=message, cohort=cohort, **given)
+        after = (
+            before.after(slots, result.received) if self._memory else before._replace(exchanges=before.exchanges + 1)
+        )
         self.at = self.at._replace(phases={**self.at.phases, phase.name: after})
-        return found
+        return result
 
     def buffered(self, phase: Phase, *, messages: Mapping[int, Message], **given: Any) -> list[Buffered]:
         """Do as the round does, with what clients receive of the messages of each version: always the same of one."""

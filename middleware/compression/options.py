@@ -61,10 +61,10 @@ def check_order(way: str, steps: Sequence[Step]) -> None:
                 f"{step.key}.name={step.name!r}: {before[-1].name} leaves no floats behind it: let it be the last"
             )
         moving = [other.name for other in before if other.says("moves")]
-        if moving and step.does.feedback:
+        if moving and step.does.error_feedback:
             raise ConfigError(
-                f"{step.key}.feedback=true: {moving[0]} leaves other coordinates each time, of which nothing can be remembered: "
-                f"give it to the first transform, whose memory is of all that comes after it"
+                f"{step.key}.error_feedback=true: {moving[0]} leaves other coordinates each time, so that what is "
+                f"lost cannot be remembered: give it to the first transform, whose memory is of all that comes after it"
             )
         _check_way(way, step, [other.name for other in before])
 
@@ -82,8 +82,10 @@ def _check_way(way: str, step: Step, before: list[str]) -> None:
         raise ConfigError(
             f"{key}.name='delta': what is left of a model by {before[0]} has no difference: let delta be the first"
         )
-    if step.does.feedback:
-        raise ConfigError(f"{key}.feedback=true: on the way down delta remembers what is lost: put that first instead")
+    if step.does.error_feedback:
+        raise ConfigError(
+            f"{key}.error_feedback=true: on the way down delta remembers what is lost: put that first instead"
+        )
     if step.says("partial") and "delta" not in before:
         raise ConfigError(f"{key}.name={name!r}: what it leaves of a model is none: put delta before it")
 
@@ -94,7 +96,7 @@ FEEDBACK = (Fact.COHORTS, Fact.OWN_ROUND, Fact.STATES_ALIKE, Fact.SEEN, Fact.ONC
 
 def needs(up: Sequence[Step], down: Sequence[Step]) -> Iterator[Need]:
     """Yield what transforms need."""
-    yield from (Need(f"{step.key}.feedback=true", FEEDBACK) for step in up if step.does.feedback)
+    yield from (Need(f"{step.key}.error_feedback=true", FEEDBACK) for step in up if step.does.error_feedback)
     if down and down[0].name == "delta":
         yield Need(f"{down[0].key}.name='delta'", (Fact.COHORTS, Fact.OWN_ROUND), "transforms.down")
 

@@ -20,12 +20,12 @@ def transformed(algorithm: Algorithm, up: tuple[Transform, ...], seen: Seen) -> 
     """
     phases = {p.name: replace(p, uplink=(*p.uplink, *up)) for p in algorithm.phases}
     personal = algorithm.personal
-    if any(t.feedback for p in phases.values() for t in p.uplink):
+    if any(t.error_feedback for p in phases.values() for t in p.uplink):
         nothing = {name: nothing_owed(p.uplink, seen.sent[name]) for name, p in phases.items() if name in seen.sent}
         memory = {name: owed for name, owed in nothing.items() if any(owed.values())}
-        phases = {name: replace(p, own=_remembering(p.own, memory)) for name, p in phases.items()}
-        if personal is not None and personal.own is not None:
-            personal = personal._replace(own=_remembering(personal.own, memory))
+        phases = {name: replace(p, client_state=_remembering(p.client_state, memory)) for name, p in phases.items()}
+        if personal is not None and personal.client_state is not None:
+            personal = personal._replace(client_state=_remembering(personal.client_state, memory))
 
     def round(state: Any, rnd: Round) -> tuple[Any, Mapping[str, float]]:
         return algorithm.round(state, cast(Round, Exchanging(rnd, phases)))  # the rest of it is the round's own
@@ -34,6 +34,6 @@ def transformed(algorithm: Algorithm, up: tuple[Transform, ...], seen: Seen) -> 
 
 
 def _remembering(
-    own: Callable[[Mapping[str, Any]], Tree] | None, memory: Mapping[str, Any]
+    client_state: Callable[[Mapping[str, Any]], Tree] | None, memory: Mapping[str, Any]
 ) -> Callable[[Mapping[str, Any]], Tree]:
-    return lambda shared: Remembering(None if own is None else own(shared), memory)
+    return lambda shared: Remembering(None if client_state is None else client_state(shared), memory)

@@ -54,32 +54,32 @@ def receiving(down: Sequence[Step], algorithm: Algorithm, about: Context) -> Alg
 
 def remembers(algorithm: Algorithm) -> bool:
     """Say whether something that the algorithm itself has on clients' messages' way is to have feedback."""
-    return any(t.feedback for p in algorithm.phases for t in p.uplink)
+    return any(t.error_feedback for p in algorithm.phases for t in p.uplink)
 
 
 def _feedback(up: Sequence[Step], algorithm: Algorithm) -> str | None:
     """Return what asks for feedback, as an error begins; None where nothing does."""
-    asked = [f"{step.key}.feedback=true" for step in up if step.does.feedback]
+    asked = [f"{step.key}.error_feedback=true" for step in up if step.does.error_feedback]
     return (["an uplink with feedback"] if remembers(algorithm) else asked or [None])[0]
 
 
 def _check_seen(up: Sequence[Step], algorithm: Algorithm, about: Context, seen: Seen) -> None:
     """Refuse transforms that cannot do what they are asked to with what clients were seen to send. Raises ConfigError."""
-    name, found = about.name, {phase: sizes(send) for phase, send in seen.sent.items()}
-    unseen = [p.name for p in algorithm.phases if p.name not in found]
-    if up and not unseen and not any(found.values()):
+    name, result = about.name, {phase: sizes(send) for phase, send in seen.sent.items()}
+    unseen = [p.name for p in algorithm.phases if p.name not in result]
+    if up and not unseen and not any(result.values()):
         raise ConfigError(
             f"transforms.up={show([step.name for step in up])}: clients of {name} send no floats but buffers, so there is nothing "
             f"to transform: leave it out"
         )
-    largest = max((max(of.values()) for of in found.values() if of), default=0)
+    largest = max((max(of.values()) for of in result.values() if of), default=0)
     for step in up:
         if not unseen and (getattr(step.does, "k", None) or 0) > largest:
             raise ConfigError(
                 f"{step.key}.k={step.does.k}: clients of {name} send {largest} floats at most in a slot: lower it, or give a "
                 f"share"
             )
-    for of in found.values():
+    for of in result.values():
         for slot, d in of.items():
             _check_shrinks("up", up, slot, d)
     if (key := _feedback(up, algorithm)) is not None:
@@ -94,18 +94,18 @@ def _check_back(steps: Sequence[Step], slots: Slots) -> None:
     for step in steps:
         slots = {slot: {n: torch.zeros(x.shape, dtype=x.dtype) for n, x in of.items()} for slot, of in slots.items()}
         try:
-            code = step.does.code(slots, rng.key(0), {})
-            back = code.back(code.rest)
+            code = step.does.encode(slots, rng.key(0), {})
+            back = code.decode(code.residual)
         except FedfleetError:
             raise
         except Exception:  # as where it looks at what a client was sent: the run will say so
             return
         if wrong := _unlike(slots, back):
             raise ConfigError(
-                f"{step.key}.name={step.name!r}: 'back' of what its 'code' returns makes {wrong}: return the slots and leaves that "
-                f"'code' was given, floats of their shapes"
+                f"{step.key}.name={step.name!r}: 'decode' of what its 'encode' returns makes {wrong}: return the slots and "
+                f"leaves that 'encode' was given, floats of their shapes"
             )
-        slots = code.rest
+        slots = code.residual
 
 
 def _unlike(slots: Slots, back: Any) -> str | None:
@@ -115,15 +115,15 @@ def _unlike(slots: Slots, back: Any) -> str | None:
     for slot, of in slots.items():
         mine = back[slot]
         if not isinstance(mine, Mapping) or set(mine) != set(of):
-            found = sorted(mine) if isinstance(mine, Mapping) else type(mine).__name__
-            return f"leaves {found} of {sorted(of)} in slot {slot!r}"
+            result = sorted(mine) if isinstance(mine, Mapping) else type(mine).__name__
+            return f"leaves {result} of {sorted(of)} in slot {slot!r}"
         for name, x in of.items():
             y = mine[name]
             if not isinstance(y, Tensor) or y.shape != x.shape or not y.is_floating_point():
-                found = (
+                result = (
                     f"{y.dtype} {tuple(y.shape)}".removeprefix("torch.") if isinstance(y, Tensor) else type(y).__name__
                 )
-                return f"{found} of a leaf {tuple(x.shape)} in slot {slot!r}"
+                return f"{result} of a leaf {tuple(x.shape)} in slot {slot!r}"
     return None
 
 
@@ -139,5 +139,5 @@ def _check_shrinks(way: str, given: Sequence[Step], slot: str, d: int) -> None:
                 f"{error:.2g} times what they are, and with {'delta' if way == 'down' else 'feedback'} before it what is owed "
                 f"would grow: raise its levels, or leave one of them out"
             )
-        owing = owing or step.name == "delta" or step.does.feedback
+        owing = owing or step.name == "delta" or step.does.error_feedback
         d, turned = step.says("left")(d), turned or step.says("turns")

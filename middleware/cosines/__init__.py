@@ -1,4 +1,4 @@
-"""How far clients' updates point where the model goes: a run that is watched.
+"""Cosines between clients' updates and the movement of the model: a run that is watched.
 
 May import: middleware, simulator, simulator.arithmetic.
 """

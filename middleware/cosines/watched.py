@@ -1,12 +1,12 @@
-"""How far clients' updates point where the model goes: an algorithm watched, which computes what it would unwatched.
+"""Measure how far clients' updates point where the model goes, by an algorithm that computes what it would unwatched.
 
-The cosine of what client u's model moved by with what the model moves by in the round, as in Fig. 5 of Nguyen et al., "Federated
-domain generalization with data-free on-server matching gradient", ICLR 2025:
+The measure is the cosine between how client u's model moved and how the model moves in the round, as in Fig. 5 of
+Nguyen et al., "Federated domain generalization with data-free on-server matching gradient", ICLR 2025:
 
     <theta_u - theta, theta' - theta> / (|theta_u - theta| |theta' - theta|)
 
-theta' is the model after the round, whatever the server has made of the updates. Where clients belong to domains it is that of each
-domain's mean update, by the clients' weights.
+theta' is the model after the round, whatever the server made of the updates. Where clients belong to domains, the
+cosine is that of each domain's mean update, by the clients' weights.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch import Tensor
 from fedfleet.middleware.facts import Fact, Need
 from fedfleet.simulator.algorithm import Algorithm, Cohort, Exchanging, Reduced, Round, beneath
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.arithmetic.reduction import Filling, Reduction, Rows, Store, fillable
-from fedfleet.simulator.arithmetic.stored import Stored
+from fedfleet.simulator.arithmetic.reduction import CollectUploads, Filling, Reduction, Rows, fillable
 from fedfleet.simulator.arithmetic.tree import Tree
+from fedfleet.simulator.arithmetic.upload_matrix import UploadMatrix
 from fedfleet.simulator.work import BUFFERS, Message, Phase
 
 
@@ -35,26 +35,26 @@ class Watched(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Keeping(Store):
+class _Keeping(CollectUploads):
     """Keep every upload, and say besides what another reduction makes of them."""
 
     of: Reduction
 
-    def block(self, values: Tree, rows: Rows) -> Stored:
+    def block(self, values: Tree, rows: Rows) -> UploadMatrix:
         return super().block(values, rows)._replace(beside=self.of.block(values, rows))
 
     @property
     def fills(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return fillable([self.of])
 
-    def unfilled(self, partial: Stored, clients: int) -> Stored:
+    def unfilled(self, partial: UploadMatrix, clients: int) -> UploadMatrix:
         assert isinstance(self.of, Filling)  # or the block would not be filled
         return super().unfilled(partial, clients)._replace(beside=self.of.unfilled(partial.beside, clients))
 
-    def merge(self, a: Stored, b: Stored) -> Stored:
+    def merge(self, a: UploadMatrix, b: UploadMatrix) -> UploadMatrix:
         return super().merge(a, b)._replace(beside=self.of.merge(a.beside, b.beside))
 
-    def final(self, partial: Stored) -> Stored:
+    def final(self, partial: UploadMatrix) -> UploadMatrix:
         return partial._replace(beside=self.of.final(partial.beside))
 
 
@@ -62,7 +62,7 @@ class _Exchange(NamedTuple):
     """The clients heard (R,), what each sent, and the model that they started from; None where they sent differences."""
 
     clients: Tensor
-    kept: Stored
+    kept: UploadMatrix
     origin: Tree
 
 
@@ -92,20 +92,20 @@ def watched(algorithm: Algorithm, domains: int) -> Algorithm:
         of = torch.arange(len(seen.exchange.clients))
         if domains > 1 and rnd.problem.domains is not None:
             of = rnd.problem.domains.of(seen.exchange.clients)
-        numbers, found = cosines(seen.exchange.kept, seen.exchange.origin, (view(at.state), view(state)), of)
+        numbers, result = cosines(seen.exchange.kept, seen.exchange.origin, (view(at.state), view(state)), of)
         each = torch.full_like(at.cosine, torch.nan)
         if domains > 1:
-            each[numbers] = found
-        return Watched(state, each), {**metrics, **_summary(found)}
+            each[numbers] = result
+        return Watched(state, each), {**metrics, **_summary(result)}
 
     def told(at: Watched) -> Mapping[str, Tensor]:
         return {**(algorithm.domains(at.state) if algorithm.domains else {}), "cosine": at.cosine}
 
-    own = beneath(algorithm, lambda at: at.state)
-    return own._replace(init=init, round=round, phases=tuple(phases.values()), domains=told if domains > 1 else None)
+    made = beneath(algorithm, lambda at: at.state)
+    return made._replace(init=init, round=round, phases=tuple(phases.values()), domains=told if domains > 1 else None)
 
 
-def cosines(kept: Stored, origin: Tree, models: tuple[Tree, Tree], of: Tensor) -> tuple[Tensor, Tensor]:
+def cosines(kept: UploadMatrix, origin: Tree, models: tuple[Tree, Tree], of: Tensor) -> tuple[Tensor, Tensor]:
     """Return groups of clients (p,), rising, and the cosine of each one's mean update with the movement of a model (p,) float64.
 
     Args:
@@ -135,7 +135,7 @@ def cosines(kept: Stored, origin: Tree, models: tuple[Tree, Tree], of: Tensor) -
 
 def _keeping(phase: Phase) -> Phase:
     slot = phase.model or phase.difference
-    if slot is None or isinstance(phase.reduce[slot], Store):
+    if slot is None or isinstance(phase.reduce[slot], CollectUploads):
         return phase
     return replace(phase, reduce={**phase.reduce, slot: _Keeping(phase.reduce[slot])})
 
@@ -148,23 +148,23 @@ class _Watching(Exchanging):
         self.exchange: _Exchange | None = None
 
     def map_reduce(
-        self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
+        self, phase: Phase, *, shared: Message, cohort: Cohort, client_input: Tree = None, steps: int | None = None
     ) -> Reduced:
-        found = super().map_reduce(phase, shared=shared, cohort=cohort, inbox=inbox, steps=steps)
+        result = super().map_reduce(phase, shared=shared, cohort=cohort, client_input=client_input, steps=steps)
         phase = self._phases[phase.name]
         slot = phase.model or phase.difference
         if slot is None:
-            return found
-        kept: Stored = found[slot]
-        self.exchange = _Exchange(found.received, kept, shared.send[slot] if phase.model else None)
+            return result
+        kept: UploadMatrix = result[slot]
+        self.exchange = _Exchange(result.received, kept, shared.send[slot] if phase.model else None)
         if not isinstance(phase.reduce[slot], _Keeping):
-            return found
-        return found._replace(values={**found.values, slot: kept.beside})
+            return result
+        return result._replace(values={**result.values, slot: kept.beside})
 
 
-def _summary(found: Tensor) -> dict[str, float]:
+def _summary(result: Tensor) -> dict[str, float]:
     """Return the metrics of cosines (p,); none where the model has not moved."""
-    known = found[found.isfinite()]
+    known = result[result.isfinite()]
     if not len(known):
         return {}
     variance = float(known.var(correction=0))

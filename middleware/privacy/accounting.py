@@ -1,6 +1,7 @@
-"""What noise is worth: epsilon of (epsilon, delta)-differential privacy, by the accountants of ``dp-accounting``.
+"""Privacy accounting: epsilon of (epsilon, delta)-differential privacy, by the accountants of ``dp-accounting``.
 
-known participation   mu-GDP (Dong, Roth & Su 2022): Gaussian noise of z over what one client may have added, as it took part
+known participation   mu-GDP (Dong, Roth & Su 2022): Gaussian noise of z over what one client may have added, as it took
+                      part
 Poisson sampling      privacy loss distributions of the subsampled Gaussian mechanism (Koskela et al. 2020), composed
 """
 
@@ -109,12 +110,12 @@ def _quiet() -> Iterator[None]:
 
 def least_multiplier(epsilon: float, spends: Callable[[float], float], key: str = "privacy.epsilon") -> float:
     """Return the least noise multiplier whose epsilon, as ``spends`` says, is not above ``epsilon``. Raises ConfigError."""
-    found = _least(lambda z: spends(z) <= epsilon, LARGEST, PRECISION)
-    if found > LARGEST:
+    result = _least(lambda z: spends(z) <= epsilon, LARGEST, PRECISION)
+    if result > LARGEST:
         raise ConfigError(
             f"{key}={epsilon:g}: no noise up to {LARGEST:g} times the norm reaches it: raise it, or lower rounds"
         )
-    return found
+    return result
 
 
 def _least(holds: Callable[[float], bool], largest: float, precision: float) -> float:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from fedfleet.middleware.privacy.asked import Asked
+from fedfleet.middleware.privacy.invitation_limit import Asked
 from fedfleet.simulator.algorithm import Algorithm, Cohort, Exchanging, Reduced, Round, beneath, layer
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
@@ -33,8 +33,8 @@ from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.driver.records import PhaseRecord
 from fedfleet.simulator.errors import FedfleetError
-from fedfleet.simulator.fleet.responses import Fate
-from fedfleet.simulator.work import At, Batch, BatchPlan, Message, Ops, Phase, Stage
+from fedfleet.simulator.fleet.responses import Outcome
+from fedfleet.simulator.work import Batch, BatchPlan, LocalLoop, Message, Ops, Phase, StepInfo
 
 
 class TooMany(ValueError):
@@ -114,38 +114,38 @@ def private_examples(algorithm: Algorithm, made: Gradients) -> Algorithm:
     def round(at: Counted, rnd: Round) -> tuple[Counted, Mapping[str, float]]:
         turn: Any = _Counting(rnd, phases, made)  # the rest of it is the round's own
         state, metrics = algorithm.round(at.state, turn)
-        return Counted(state, after(at.phases, [*turn.void, *turn.records])), metrics
+        return Counted(state, after(at.phases, [*turn.aborted, *turn.records])), metrics
 
     def skipped(at: Counted, rnd: Any) -> Counted:
         return Counted(algorithm.skipped(at.state, rnd), after(at.phases, rnd.records))
 
-    found = beneath(algorithm, lambda at: at.state)
-    return found._replace(init=init, round=round, skipped=skipped, phases=tuple(phases.values()))
+    result = beneath(algorithm, lambda at: at.state)
+    return result._replace(init=init, round=round, skipped=skipped, phases=tuple(phases.values()))
 
 
 def _hidden(phase: Phase, made: Gradients) -> Phase:
-    stages = (_stage(phase.name, i, stage, made) for i, stage in enumerate(phase.work.stages))
-    return replace(phase, work=replace(phase.work, stages=tuple(stages)))
+    stages = (_stage(phase.name, i, stage, made) for i, stage in enumerate(phase.work.loops))
+    return replace(phase, work=replace(phase.work, loops=tuple(stages)))
 
 
-def private_plan(stage: Stage, made: Gradients) -> BatchPlan:
+def private_plan(stage: LocalLoop, made: Gradients) -> BatchPlan:
     """Return a stage's batches: drawn example by example where that is asked for, they are shuffled, and smaller than all."""
     plan = stage.batches
     drawn = made.drawn and plan.shuffle and plan.size is not None and plan.per_step == 1
     return replace(plan, drawn=True, stratified=None) if drawn else plan
 
 
-def _stage(phase: str, number: int, stage: Stage, made: Gradients) -> Stage:
+def _stage(phase: str, number: int, stage: LocalLoop, made: Gradients) -> LocalLoop:
     plan = private_plan(stage, made)
     calls = made.calls.get((phase, number), 1)
 
-    def step(ops: Ops, shared: Mapping[str, Any], carry: Tree, batch: Any, at: At, key: Key) -> Tree:
+    def step(ops: Ops, shared: Mapping[str, Any], carry: Tree, batch: Any, at: StepInfo, key: Key) -> Tree:
         size = at.num_examples.clamp(max=plan.size) if plan.drawn else None
         many = TooMany(phase, number) if plan.works else OtherLook("takes gradients of examples that are held out")
         hiding = _Hiding(ops, made, calls if plan.works else 0, many, size, key)
         return stage.step(cast(Ops, hiding), shared, carry, _sealed(batch, drawn=plan.drawn), at, key)
 
-    return Stage(step=step, batches=plan)
+    return LocalLoop(step=step, batches=plan)
 
 
 class _Sealed:
@@ -241,7 +241,7 @@ class _Counting(Exchanging):
         return self._asked.invite(self._round, size, **given)
 
     def map_reduce(
-        self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
+        self, phase: Phase, *, shared: Message, cohort: Cohort, client_input: Tree = None, steps: int | None = None
     ) -> Reduced:
         """Do as the round does. Raises FedfleetError for what is not reckoned with."""
         if steps is not None:
@@ -252,17 +252,17 @@ class _Counting(Exchanging):
             raise FedfleetError(
                 f"clients are asked in phase {phase.name!r} more often in a round than is reckoned with"
             )
-        return super().map_reduce(phase, shared=shared, cohort=cohort, inbox=inbox)
+        return super().map_reduce(phase, shared=shared, cohort=cohort, client_input=client_input)
 
 
 def after(answered: Mapping[str, Answered], records: Sequence[PhaseRecord]) -> dict[str, Answered]:
-    """Return who has answered how often after some exchanges: also those whose answers came too late, or to a void attempt."""
-    found = dict(answered)
+    """Return who has answered how often after some exchanges: also those whose answers came too late, or to an aborted attempt."""
+    result = dict(answered)
     for record in records:
-        fate = record.responses.fate
-        mine = record.clients[(fate != Fate.OFFLINE) & (fate != Fate.FAILED)]
-        found[record.phase] = found.get(record.phase, Answered.nothing()).after(mine)
-    return found
+        outcome = record.responses.outcome
+        mine = record.clients[(outcome != Outcome.UNAVAILABLE) & (outcome != Outcome.FAILED)]
+        result[record.phase] = result.get(record.phase, Answered.nothing()).after(mine)
+    return result
 
 
 def calls_of(trial: Callable[[Mapping[tuple[str, int], int]], None], most: int = 8) -> dict[tuple[str, int], int]:
@@ -270,13 +270,13 @@ def calls_of(trial: Callable[[Mapping[tuple[str, int], int]], None], most: int =
 
     ``trial`` runs client code with so many allowed, and raises what client code does.
     """
-    found: dict[tuple[str, int], int] = {}
+    result: dict[tuple[str, int], int] = {}
     while True:
         try:
-            trial(found)
+            trial(result)
         except FedfleetError as e:
-            if not isinstance(e.__cause__, TooMany) or found.get(e.__cause__.place, 1) >= most:
+            if not isinstance(e.__cause__, TooMany) or result.get(e.__cause__.place, 1) >= most:
                 raise
-            found[e.__cause__.place] = found.get(e.__cause__.place, 1) + 1
+            result[e.__cause__.place] = result.get(e.__cause__.place, 1) + 1
         else:
-            return found
+            return result

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fedfleet.middleware.compression.codecs.clip import Clip, clipped, length, shortened
-from fedfleet.simulator.author import Code, Key, Slots, normals, rng
+from fedfleet.simulator.author import Encoding, Key, Slots, normals, rng
 
 NORM, SHARE, WITHIN = "clip_norm", "noise_share", "within_clip_norm"
 """Scalars by which the server tells the bound, where it changes, and a client's part of the noise, its standard deviation over the
@@ -29,7 +29,7 @@ class Hidden(Clip):
         """Where no noise is added."""
         return not self.noisy
 
-    def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
+    def encode(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Encoding:
         """Return the message shortened, with noise or to be shortened once more, and what is told of its norm."""
         # Where the norm stays, a scalar of that name is the algorithm's own.
         bound = shared.get(NORM, self.norm) if self.tells else self.norm
@@ -44,4 +44,4 @@ class Hidden(Clip):
             }
             for slot, leaves in shortened(send, bound).items()
         }
-        return Code(noisy, lambda rest: rest, told=told)
+        return Encoding(noisy, lambda rest: rest, scalars=told)

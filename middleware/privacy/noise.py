@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from fedfleet.middleware.privacy.asked import Asked
+from fedfleet.middleware.privacy.invitation_limit import Asked
 from fedfleet.simulator.algorithm import Algorithm, Cohort, Reduced, Round, beneath, layer
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
@@ -156,8 +156,8 @@ def private(algorithm: Algorithm, mechanism: Mechanism, rounds: int) -> Algorith
         state, metrics = algorithm.round(at.state, cast(Round, noising))  # the rest of it is the round's own
         return noising.at._replace(state=state), {**metrics, **noising.metrics}
 
-    found = beneath(algorithm, lambda at: at.state)
-    return found._replace(init=init, round=round, phases=(hidden,))
+    result = beneath(algorithm, lambda at: at.state)
+    return result._replace(init=init, round=round, phases=(hidden,))
 
 
 def hiding(state: Any) -> Private:
@@ -167,20 +167,20 @@ def hiding(state: Any) -> Private:
 
 def mixing(bands: int) -> tuple[float, ...]:
     """Return the first coefficients of sqrt(1 - x), those of the inverse of the matrix of partial sums' square root."""
-    found = [1.0]
+    result = [1.0]
     for j in range(1, bands):
-        found.append(found[-1] * (j - 1.5) / j)
-    return tuple(found)
+        result.append(result[-1] * (j - 1.5) / j)
+    return tuple(result)
 
 
 def inverted(mixing: tuple[float, ...], most: int) -> Tensor:
     """Return the coefficients c (T,) float64 of 1 / sum_j mixing[j] x^j, (1,) where that is 1."""
     if len(mixing) == 1:
         return torch.ones(1, dtype=torch.float64)
-    found = [1.0]
+    result = [1.0]
     for t in range(1, most):
-        found.append(-sum(mixing[j] * found[t - j] for j in range(1, min(t + 1, len(mixing)))))
-    return torch.tensor(found, dtype=torch.float64)
+        result.append(-sum(mixing[j] * result[t - j] for j in range(1, min(t + 1, len(mixing)))))
+    return torch.tensor(result, dtype=torch.float64)
 
 
 class _Noising:
@@ -203,7 +203,7 @@ class _Noising:
         raise FedfleetError("answers are asked for one by one, and noise is reckoned for the sum of a cohort's")
 
     def map_reduce(
-        self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
+        self, phase: Phase, *, shared: Message, cohort: Cohort, client_input: Tree = None, steps: int | None = None
     ) -> Reduced:
         """Do as the round does, and add noise. Raises FedfleetError where that would not hide all."""
         if self.metrics:
@@ -220,29 +220,31 @@ class _Noising:
         assert slot is not None
         origin = shared.send[slot]
         try:
-            found = self._round.map_reduce(self._phase, shared=shared, cohort=cohort, inbox=inbox, steps=steps)
+            result = self._round.map_reduce(
+                self._phase, shared=shared, cohort=cohort, client_input=client_input, steps=steps
+            )
         except TooFewResponses:
             if not m.empty:
                 raise
             none = torch.zeros(0, dtype=torch.int64)
-            found = Reduced({slot: origin}, none, {}, none.double())
-        if found.config.keys() - {m.follows and m.follows.told}:
-            raise FedfleetError(f"clients send {', '.join(found.config)} besides their models, which nothing hides")
-        heard = len(found.received)
+            result = Reduced({slot: origin}, none, {}, none.double())
+        if result.config.keys() - {m.follows and m.follows.told}:
+            raise FedfleetError(f"clients send {', '.join(result.config)} besides their models, which nothing hides")
+        heard = len(result.received)
         whole = float(heard if m.divide_by is None else m.divide_by)
         multiplier = before.multiplier if m.follows is None else m.follows.of_messages(before.multiplier)
         std, factor = multiplier * before.norm / whole, 1.0 if m.shares is None else m.shares / heard
-        value = self._hidden(found[slot], origin, heard / whole, std if m.shares is None else 0.0)
+        value = self._hidden(result[slot], origin, heard / whole, std if m.shares is None else 0.0)
         self.metrics["noise_std"] = std / math.sqrt(factor)
         norm = before.norm
         if m.follows is not None:
             self.metrics["clip_norm"] = norm
-            norm *= math.exp(-m.follows.lr * (self._within(found, m.follows, whole) - m.follows.quantile))
-        ledger = before.ledger.after(found.received, self._inverse, factor)
+            norm *= math.exp(-m.follows.lr * (self._within(result, m.follows, whole) - m.follows.quantile))
+        ledger = before.ledger.after(result.received, self._inverse, factor)
         self.at = before._replace(norm=norm, ledger=ledger)
         if m.empty:
             return Reduced({slot: value}, torch.zeros(0, dtype=torch.int64), {}, torch.zeros(0, dtype=torch.float64))
-        return found._replace(values={slot: value})
+        return result._replace(values={slot: value})
 
     def _hidden(self, value: Tree, origin: Tree, share: float, std: float) -> Tree:
         """Return the model that is a share of the way from ``origin`` to ``value``, with noise."""
@@ -254,14 +256,14 @@ class _Noising:
 
     def _noise(self, name: str, like: Tensor) -> Tensor:
         """Return this exchange's noise of a leaf, of which earlier exchanges' draws are a part where it is correlated."""
-        t, found = self.at.ledger.exchanges, torch.zeros_like(like)
+        t, result = self.at.ledger.exchanges, torch.zeros_like(like)
         for j, weight in enumerate(self._mechanism.mixing[: t + 1]):
             key = rng.fold(self.at.key, "noise", t - j, name)
-            found += weight * normals(key, tuple(like.shape)).to(like.dtype)
-        return found
+            result += weight * normals(key, tuple(like.shape)).to(like.dtype)
+        return result
 
-    def _within(self, found: Reduced, follows: Adaptive, whole: float) -> float:
+    def _within(self, result: Reduced, follows: Adaptive, whole: float) -> float:
         """Return the share of clients whose messages were within the norm, with noise."""
         drawn = rng.normal(rng.fold(self.at.key, "within", self.at.ledger.exchanges), (), torch.float64)
-        told = found.config.get(follows.told, torch.zeros(0))  # nobody tells where nobody was heard
+        told = result.config.get(follows.told, torch.zeros(0))  # nobody tells where nobody was heard
         return 0.5 + float((told - 0.5).sum() + follows.count_noise * drawn) / whole

@@ -1,4 +1,4 @@
-"""What a user may write under ``privacy`` and ``example_privacy``: differential privacy of clients, and of examples."""
+"""Options of ``privacy`` and ``example_privacy``: differential privacy of clients, and of examples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class AdaptiveNorm(Options):
     lr: float = Field(default=0.2, gt=0)
     """Rate of the norm's logarithm, eta_C."""
     count_noise: float | None = Field(default=None, gt=0)
-    """Standard deviation of the noise on the number of clients within the norm, sigma_b; cohort.invite / 20 if not given."""
+    """Standard deviation of the noise on the number of clients within the norm, sigma_b; cohort.size / 20 if not given."""
 
 
 class Privacy(Options):
@@ -43,8 +43,8 @@ class Privacy(Options):
     """Who adds it: the server, or each client a part, where the server is to see the sum alone."""
     bands: int = Field(default=1, ge=1, le=1024)
     """Exchanges over which noise is correlated, so that it cancels in part; 1: independent."""
-    divide_by: Literal["auto", "heard"] | Annotated[float, Field(gt=0)] = "auto"
-    """What the sum is divided by: the clients heard, or a number; auto: cohort.invite under poisson, else heard."""
+    divide_by: Literal["auto", "completed"] | Annotated[float, Field(gt=0)] = "auto"
+    """Divisor of the sum. completed: the clients heard; or a number; auto: cohort.size under poisson, else completed."""
     adaptive: AdaptiveNorm | None = None
     """Let the norm follow a quantile; null: it stays."""
 

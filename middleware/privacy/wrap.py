@@ -1,12 +1,12 @@
-"""What a run promises those who take part, in the order in which it is kept."""
+"""Wrap an algorithm in the differential privacy that is configured: of clients first, then of examples."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
 from fedfleet.middleware.context import Context
-from fedfleet.middleware.privacy.of_clients import guaranteed, hidden
-from fedfleet.middleware.privacy.of_examples import promised_to_examples
+from fedfleet.middleware.privacy.client_dp import client_dp, hidden
+from fedfleet.middleware.privacy.example_dp import example_dp
 from fedfleet.middleware.privacy.options import ExamplePrivacy, Privacy
 from fedfleet.simulator.algorithm import Algorithm
 
@@ -33,11 +33,11 @@ class Promise(Protocol):
         """Say whether another round stays within the budget."""
         ...
 
-    def told(self) -> str:
+    def plan_text(self) -> str:
         """Return what a plan says."""
         ...
 
-    def said(self, state: Any) -> dict[str, Any]:
+    def summary(self, state: Any) -> dict[str, Any]:
         """Return what ``summary.json`` says."""
         ...
 
@@ -46,12 +46,12 @@ def promised(
     clients: Privacy | None, examples: ExamplePrivacy | None, algorithm: Algorithm, about: Context
 ) -> tuple[Algorithm, tuple[Promise, ...]]:
     """Return an algorithm that keeps the promises that are configured, and these. Raises ConfigError."""
-    found: list[Promise] = []
+    result: list[Promise] = []
     if clients is not None:
-        to_clients = guaranteed(clients, about)
+        to_clients = client_dp(clients, about)
         algorithm = hidden(algorithm, to_clients, about)
-        found.append(to_clients)
+        result.append(to_clients)
     if examples is not None:  # nearer to the engine, since what hides clients may not tell who was heard
-        algorithm, to_examples = promised_to_examples(examples, algorithm, about)
-        found.append(to_examples)
-    return algorithm, tuple(found)
+        algorithm, to_examples = example_dp(examples, algorithm, about)
+        result.append(to_examples)
+    return algorithm, tuple(result)

@@ -130,7 +130,7 @@ def _agreed(secret: bytes, public: bytes, purpose: str) -> bytes:
     return DH.key_agreement(
         static_priv=DH.import_x25519_private_key(secret),
         static_pub=DH.import_x25519_public_key(public),
-        kdf=lambda found: SHA256.new(purpose.encode() + found).digest(),
+        kdf=lambda result: SHA256.new(purpose.encode() + result).digest(),
     )
 
 
@@ -172,8 +172,8 @@ def _sealed(key: bytes, u: int, v: int, text: bytes) -> bytes:
     made = AES.new(
         key, AES.MODE_GCM, nonce=u.to_bytes(6, "big") + v.to_bytes(6, "big")
     )  # a key has one letter each way
-    found, tag = made.encrypt_and_digest(text)
-    return tag + found
+    result, tag = made.encrypt_and_digest(text)
+    return tag + result
 
 
 def _opened(key: bytes, u: int, v: int, letter: bytes) -> _Parts:

@@ -1,4 +1,4 @@
-"""What a user may write under ``secure_aggregation``: a server that sees the sum of a cohort's messages alone."""
+"""Options of ``secure_aggregation``: a server that sees only the sum of a cohort's messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SecureAggregation(Options):
     protocol: Literal["secagg", "secagg_plus"] = "secagg"
     """secagg: each client agrees on masks with all others; secagg_plus: with some of them."""
     threshold: float = Field(default=0.67, gt=0, le=1)
-    """Share of those who hold parts of a client's secrets that it takes to rebuild them; with fewer left the round is void."""
+    """Share of those who hold parts of a client's secrets that it takes to rebuild them; with fewer left the round is aborted."""
     neighbours: int | None = Field(default=None, ge=2, multiple_of=2)
     """Clients with which each agrees on masks under secagg_plus, k."""
     bits: int = Field(default=16, ge=2, le=32)
@@ -67,27 +67,27 @@ TRIED = (Fact.ONCE, Fact.SEEN)
 """Facts that are told by a trial alone."""
 
 
-def needs(given: SecureAggregation | None) -> Iterator[Need]:
+def needs(options: SecureAggregation | None) -> Iterator[Need]:
     """Yield what it takes that the server sees sums alone."""
-    if given is not None:
+    if options is not None:
         sums = (Fact.COHORTS, Fact.SUMS, Fact.KNOWN_WEIGHTS, Fact.UNSCALED, Fact.SCALED_ONLY, Fact.OWN_MODEL)
         yield Need(SECTION, (*sums, Fact.OWN_ROUND, Fact.ALL_KEPT, Fact.FINITE, Fact.UNLOOKED, *TRIED))
 
 
-def breaks(given: SecureAggregation | None) -> Iterator[Break]:
+def breaks(options: SecureAggregation | None) -> Iterator[Break]:
     """Yield what is taken away where the server sees sums alone, of numbers that are cut to a range and rounded."""
-    if given is None:
+    if options is None:
         return
     yield Break(Fact.EACH_SEEN, "the server sees a sum alone", SECTION)
     yield Break(Fact.EXACT, "what clients send is cut to a range and rounded", SECTION)
     yield Break(Fact.UNROUNDED, "what clients send is cut to a range and rounded", SECTION)
-    if given.rounding != "toward_zero":
-        key = f"{SECTION}.rounding={given.rounding!r}"
+    if options.rounding != "toward_zero":
+        key = f"{SECTION}.rounding={options.rounding!r}"
         yield Break(
             Fact.NORMS, "rounded numbers may be longer than clipped", key, f"set {SECTION}.rounding=toward_zero"
         )
 
 
-def voids(given: SecureAggregation | None) -> str | None:
-    """Return why a round may be void although clients have answered."""
-    return None if given is None else f"{SECTION} needs as many clients as its threshold says"
+def aborts(options: SecureAggregation | None) -> str | None:
+    """Return why a round may be aborted although clients have answered."""
+    return None if options is None else f"{SECTION} needs as many clients as its threshold says"

@@ -99,40 +99,42 @@ class _Secured(Exchanging):
         raise FedfleetError("answers are asked for one by one, and secure aggregation adds up those of a cohort")
 
     def map_reduce(
-        self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
+        self, phase: Phase, *, shared: Message, cohort: Cohort, client_input: Tree = None, steps: int | None = None
     ) -> Reduced:
         """Do as the round does, and turn sums of integers back. Raises FedfleetError where more would be seen than sums."""
         secure = self._phases[phase.name].secure
         assert secure is not None
-        found = super().map_reduce(phase, shared=shared, cohort=cohort, inbox=inbox, steps=steps)
-        if found.config:
+        result = super().map_reduce(phase, shared=shared, cohort=cohort, client_input=client_input, steps=steps)
+        if result.config:
             raise FedfleetError(
-                f"clients tell {', '.join(found.config)} one by one, and the server is to see sums alone"
+                f"clients tell {', '.join(result.config)} one by one, and the server is to see sums alone"
             )
-        heard = len(found.received)
+        heard = len(result.received)
         if heard > secure.most:
             raise FedfleetError(
                 f"{heard} clients in a sum whose modulus has room for {secure.most}: set secure_aggregation.most_clients={heard}"
             )
         went: Secured = cast(Any, self._round).records[-1].secured
         self.rebuilt += went.rebuilt
-        self.clipped += float(found[CLIPPED])
+        self.clipped += float(result[CLIPPED])
         self.numbers += heard * secure.numbers
-        rounded, nonzero = found[ROUNDED].tolist()
-        self._tell(float(found[CLIPPED]) / (heard * secure.numbers), rounded / nonzero if nonzero else 0.0)
-        values = dict(found.values)
+        rounded, nonzero = result[ROUNDED].tolist()
+        self._tell(float(result[CLIPPED]) / (heard * secure.numbers), rounded / nonzero if nonzero else 0.0)
+        values = dict(result.values)
         if secure.execute:
             for counted in COUNTED:
                 del values[counted]
-            values = _executed(values, secure, went, positions(found.received, cohort.clients), self.key)
+            values = _executed(values, secure, went, positions(result.received, cohort.clients), self.key)
         came = opened(values, heard, secure, phase.reduce, shared, self._sent[phase.name])
-        return found._replace(values=came)
+        return result._replace(values=came)
 
     def _tell(self, clipped: float, rounded: float) -> None:
         """Put into the record that little of what clients send is in the sum: the shares that were cut off, and rounded to 0."""
-        found = {"clipped": clipped} if clipped > MOST else {"rounded_to_zero": rounded} if rounded > NEARLY_ALL else {}
-        if found:
-            cast(Any, self._round).records[-1].events.append({"event": SUM_LOST, **found, "bit_exact": True})
+        result = (
+            {"clipped": clipped} if clipped > MOST else {"rounded_to_zero": rounded} if rounded > NEARLY_ALL else {}
+        )
+        if result:
+            cast(Any, self._round).records[-1].events.append({"event": SUM_LOST, **result, "bit_exact": True})
 
 
 def sum_lost(event: Mapping[str, Any]) -> str:
@@ -205,6 +207,6 @@ def _executed(
     whole = torch.cat([x.reshape(len(places), -1) for x in leaves], 1).to(torch.int64) & (mod - 1)
     rows = {place: whole[i] for i, place in enumerate(places.tolist())}
     assert set(rows) == set(went.masked.nonzero().flatten().tolist())
-    found = unmasked(rows, went, mod, rng.fold(key, "secrets"))
-    parts = found.split([x[0].numel() for x in leaves])
+    result = unmasked(rows, went, mod, rng.fold(key, "secrets"))
+    parts = result.split([x[0].numel() for x in leaves])
     return T.unflatten(dict(values), [p.reshape(x.shape[1:]) for p, x in zip(parts, leaves, strict=True)])

@@ -26,33 +26,33 @@ EXECUTED_UP_TO = 64
 """Clients invited up to which the protocol runs in earnest: parts of secrets take a large cohort minutes a round."""
 
 
-def summed(given: SecureAggregation | None, algorithm: Algorithm, about: Context) -> Algorithm:
+def summed(options: SecureAggregation | None, algorithm: Algorithm, about: Context) -> Algorithm:
     """Return the algorithm with its messages added up unseen, where that is configured. Raises ConfigError where they cannot be."""
-    if given is None:
+    if options is None:
         return algorithm
     name = about.name
-    _check_size(given, about.cohort.invite)
+    _check_size(options, about.cohort.size)
     seen = about.tried(algorithm)
     check([Need(SECTION, TRIED)], of_trial(algorithm, seen, name))
-    _check_sent(given, name, seen.sent, {slot for p in algorithm.phases for slot in (p.model, p.difference)})
-    how = {p.name: _secure(given, about, p, seen.sent[p.name]) for p in algorithm.phases}
+    _check_sent(options, name, seen.sent, {slot for p in algorithm.phases for slot in (p.model, p.difference)})
+    how = {p.name: _secure(options, about, p, seen.sent[p.name]) for p in algorithm.phases}
     for one in how.values():
         if (wide := max(one.modulus_bits, one.weight_bits)) > LARGEST_BITS:
             raise ConfigError(
-                f"{SECTION}.bits={given.bits}: sums of {one.most:,} integers, or weights up to {one.weight_bound:,}, take {wide} "
+                f"{SECTION}.bits={options.bits}: sums of {one.most:,} integers, or weights up to {one.weight_bound:,}, take {wide} "
                 f"bits, and {LARGEST_BITS} are added exactly: lower it, max_weight or most_clients"
             )
-    found = secured(algorithm, how, seen.sent)
+    result = secured(algorithm, how, seen.sent)
     try:
-        about.tried(found)
+        about.tried(result)
     except ConfigError:
         raise
     except FedfleetError as e:
         raise ConfigError(f"{SECTION}: {name}: {e}: leave it out, or choose fedavg") from None
-    return found
+    return result
 
 
-def _secure(given: SecureAggregation, about: Context, phase: Phase, sent: Mapping[str, Any]) -> Secure:
+def _secure(options: SecureAggregation, about: Context, phase: Phase, sent: Mapping[str, Any]) -> Secure:
     """Return how a phase is added up."""
     slots = list(phase.reduce)
     weighted = tuple(
@@ -61,18 +61,18 @@ def _secure(given: SecureAggregation, about: Context, phase: Phase, sent: Mappin
         if phase.weight == "num_examples" and isinstance(r, Mean) and r.weighted
     )
     return Secure(
-        threshold=given.threshold,
-        neighbours=given.neighbours,
-        bits=given.bits,
-        rounding=given.rounding,
-        clip={s: given.clip[s] if isinstance(given.clip, dict) else given.clip for s in slots},
+        threshold=options.threshold,
+        neighbours=options.neighbours,
+        bits=options.bits,
+        rounding=options.rounding,
+        clip={s: options.clip[s] if isinstance(options.clip, dict) else options.clip for s in slots},
         weighted=weighted,
-        weight_bound=(given.max_weight or about.max_examples) if weighted else 1,
-        most=given.most_clients or most_clients(about.invited, about.selection),
+        weight_bound=(options.max_weight or about.max_examples) if weighted else 1,
+        most=options.most_clients or most_clients(about.invited, about.selection),
         numbers=T.count({s: sent[s] for s in slots}) + bool(weighted),
-        dropout=given.dropout.model_dump(),
-        mask_flop=given.mask_flop,
-        execute=given.execute,
+        dropout=options.dropout.model_dump(),
+        mask_flop=options.mask_flop,
+        execute=options.execute,
     )
 
 
@@ -82,23 +82,23 @@ def most_clients(invited: int, selection: str) -> int:
     return 2 * invited + 32 if selection == "poisson" else max(2, invited)
 
 
-def _check_size(given: SecureAggregation, invite: int) -> None:
+def _check_size(options: SecureAggregation, invite: int) -> None:
     """Refuse sums of too few, and to do in earnest what takes too long. Raises ConfigError."""
-    if (most := given.most_clients) is not None and most < invite:
+    if (most := options.most_clients) is not None and most < invite:
         raise ConfigError(
-            f"{SECTION}.most_clients={most}: sums may be of the {invite} clients of cohort.invite: raise it, or leave it out"
+            f"{SECTION}.most_clients={most}: sums may be of the {invite} clients of cohort.size: raise it, or leave it out"
         )
-    if given.execute:
+    if options.execute:
         if invite > EXECUTED_UP_TO:
             raise ConfigError(
-                f"{SECTION}.execute=true: with cohort.invite={invite} parts of secrets take minutes a round, and up "
+                f"{SECTION}.execute=true: with cohort.size={invite} parts of secrets take minutes a round, and up "
                 f"to {EXECUTED_UP_TO} clients may do it: set it to false, which gives the same sums"
             )
         check_installed()
 
 
 def _check_sent(
-    given: SecureAggregation, name: str, sent: Mapping[str, Mapping[str, Any]], moves: set[str | None]
+    options: SecureAggregation, name: str, sent: Mapping[str, Mapping[str, Any]], moves: set[str | None]
 ) -> None:
     """Refuse what cannot be made integers of, or has no range. Raises ConfigError."""
     slots = {slot: tree for of in sent.values() for slot, tree in of.items()}
@@ -110,29 +110,29 @@ def _check_sent(
                     f"net without statistics, such as one of GroupNorm, or leave it out"
                 )
     others = sorted(set(slots) - moves)
-    if others and not isinstance(given.clip, dict):
-        every = ", ".join(f"{slot}: {given.clip:g}" for slot in sorted(slots))
+    if others and not isinstance(options.clip, dict):
+        every = ", ".join(f"{slot}: {options.clip:g}" for slot in sorted(slots))
         raise ConfigError(
-            f"{SECTION}.clip={given.clip:g}: clients of {name} send {', '.join(others)} too, which is no model that has moved, and "
-            f"may be far out of that range: give one for each slot, such as {{{every}}}, and look at algorithm/secure_clipped"
+            f"{SECTION}.clip={options.clip:g}: clients of {name} send {', '.join(others)} too, which is no model that has moved, "
+            f"and may be far out of that range: give one for each slot, such as {{{every}}}, and look at algorithm/secure_clipped"
         )
-    if isinstance(given.clip, dict) and set(given.clip) != set(slots):
+    if isinstance(options.clip, dict) and set(options.clip) != set(slots):
         raise ConfigError(
-            f"{SECTION}.clip={show(given.clip)}: clients of {name} send {', '.join(sorted(slots))}: give each a range, or one "
+            f"{SECTION}.clip={show(options.clip)}: clients of {name} send {', '.join(sorted(slots))}: give each a range, or one "
             f"number for all"
         )
 
 
-def told(given: SecureAggregation | None, algorithm: Algorithm, invited: int) -> str | None:
+def plan_text(options: SecureAggregation | None, algorithm: Algorithm, invited: int) -> str | None:
     """Return what a plan says, of a cohort of which nobody goes; None where there is no secure aggregation."""
-    if given is None:
+    if options is None:
         return None
     cost = _costs(algorithm, invited)
     first = next(p.secure for p in algorithm.phases if p.secure is not None)
-    size = min(invited, (given.neighbours or invited) + 1)
+    size = min(invited, (options.neighbours or invited) + 1)
     up, besides, down = (sum(c[key] for c in cost) for key in ("masked", "besides_up", "besides_down"))
     return (
-        f"{given.protocol}, {needed(given.threshold, size)} of {size} parts rebuild a secret; {given.bits} bits a number, "
+        f"{options.protocol}, {needed(options.threshold, size)} of {size} parts rebuild a secret; {options.bits} bits a number, "
         f"{first.modulus_bits} masked; a client sends {up:,} bytes masked and {besides:,} besides, gets {down:,} more, a round if "
         f"nobody goes; a simulation, which protects nobody"
     )
@@ -149,7 +149,7 @@ def _costs(algorithm: Algorithm, invited: int) -> list[dict[str, int]]:
 
 def waits_s(algorithm: Algorithm, device: Hardware, clients: int, invited: int) -> float:
     """Return what the exchanges besides the work take a round on a device, masks too; 0 where there are none."""
-    one, found = torch.zeros(1, dtype=torch.int64), 0.0
+    one, result = torch.zeros(1, dtype=torch.int64), 0.0
     for phase in algorithm.phases:
         if (secure := phase.secure) is None:
             continue
@@ -157,10 +157,10 @@ def waits_s(algorithm: Algorithm, device: Hardware, clients: int, invited: int) 
         load = Load(
             one + 1, one + 1, c["besides_down"], c["besides_up"], secure.mask_flop * secure.numbers * (others + 1)
         )
-        found += float(
+        result += float(
             3 * 2 * device.latency_s + device.download_s(load) + device.upload_s(load) + device.compute_s(load)
         )
-    return found
+    return result
 
 
 def costs(secure: Secure, clients: int) -> dict[str, int]:
@@ -173,18 +173,18 @@ def costs(secure: Secure, clients: int) -> dict[str, int]:
     }
 
 
-def said(
-    given: SecureAggregation | None, algorithm: Algorithm, lost: Mapping[str, Any] | None = None
+def summary(
+    options: SecureAggregation | None, algorithm: Algorithm, lost: Mapping[str, Any] | None = None
 ) -> dict[str, Any] | None:
     """Return what ``summary.json`` says, with the event of the first sum that lost much; None without secure aggregation."""
-    if given is None:
+    if options is None:
         return None
     phases = {p.name: p.secure for p in algorithm.phases if p.secure is not None}
     return {
-        "protocol": given.protocol,
-        "threshold": given.threshold,
-        "neighbours": given.neighbours,
-        "executed": given.execute,
+        "protocol": options.protocol,
+        "threshold": options.threshold,
+        "neighbours": options.neighbours,
+        "executed": options.execute,
         "lost": None if lost is None else sum_lost(lost),
         "simulated": "what it does to numbers, bytes and time; it protects nobody",
         "phases": {

@@ -7,7 +7,7 @@ inputs h and output gradients d. So a parameter is kept as
 
 with matrices S_m shared by all clients, one pair (h, d) a gradient, and one number a term and client. A forward pass is one
 large product with the shared matrices plus small batched ones, and the sum over a block of clients is one matrix product. It
-is exact: docs/factored.md.
+is exact: docs/explanation/factored.md.
 """
 
 from __future__ import annotations
@@ -228,14 +228,14 @@ def _scaled(p: Patches, c: Number) -> Patches:
 
 def _merged(patches: list[tuple[Patches, Number]]) -> list[tuple[Patches, Number]]:
     """Add the output gradients of pairs that have the same inputs, so that they are contracted once."""
-    found: dict[tuple[Any, ...], tuple[Patches, Number]] = {}
+    result: dict[tuple[Any, ...], tuple[Patches, Number]] = {}
     for p, c in patches:
         key = (p.h.data_ptr(), p.h.shape, p.h.stride(), p.geometry)
-        if key in found:
-            q, e = found[key]
+        if key in result:
+            q, e = result[key]
             p, c = q.merged(_scaled(q, e).d + _scaled(p, c).d), 1.0
-        found[key] = (p, c)
-    return list(found.values())
+        result[key] = (p, c)
+    return list(result.values())
 
 
 def _joined(tape: Tape, outer: list[tuple[Outer, Number]], clients: int) -> Product:
@@ -248,14 +248,14 @@ def _joined(tape: Tape, outer: list[tuple[Outer, Number]], clients: int) -> Prod
     if gapless and _consecutive(rows):
         return tape.inputs(rows[0][0], rows[-1][1]), *_side_by_side(tape, outer, clients)
     # Gradients at the same inputs are added first, so that they are multiplied with them once.
-    found: dict[tuple[int, int], Tensor] = {}
+    result: dict[tuple[int, int], Tensor] = {}
     for (p, c), at in zip(outer, rows, strict=True):
         d = scaled(tape.gradients(p.start, p.stop), c)
-        found[at] = found[at] + d if at in found else d
-    places = sorted(found)
+        result[at] = result[at] + d if at in result else d
+    places = sorted(result)
     spans = [(places[0][0], places[-1][1])] if _consecutive(places) else places
     h = torch.cat([tape.inputs(*span) for span in spans], 1) if len(spans) > 1 else tape.inputs(*spans[0])
-    return h, torch.cat([found[at] for at in places], 1), 1.0
+    return h, torch.cat([result[at] for at in places], 1), 1.0
 
 
 def _consecutive(rows: list[tuple[int, int]]) -> bool:

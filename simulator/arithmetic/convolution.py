@@ -40,8 +40,8 @@ class Patches:
             return torch.stack([_gradient(d, h, filters, self.geometry, of_input=False) for d, h in alone])
         clients, geometry = len(self.h), _of_block(self.geometry, len(self.h), True)
         filters = filters.expand(clients, *self.shape).flatten(0, 1)
-        found = _gradient(_laid(self.d, True), _laid(self.h, True), filters, geometry, of_input=False)
-        return found.view(clients, *self.shape)
+        result = _gradient(_laid(self.d, True), _laid(self.h, True), filters, geometry, of_input=False)
+        return result.view(clients, *self.shape)
 
     def summed(self) -> Tensor:
         """Return the sum over clients (o, c, k, k)."""
@@ -61,8 +61,8 @@ def input_gradient(d: Tensor, h: Tensor, filters: Tensor, geometry: Geometry, *,
     if _alone(h, own):
         alone = zip(d, h, filters.chunk(len(h)), strict=True)
         return torch.stack([_gradient(di, hi, f, geometry, of_input=True) for di, hi, f in alone])
-    found = _gradient(_laid(d, own), _laid(h, own), filters, _of_block(geometry, len(h), own), of_input=True)
-    return _restored(found, len(h), own)
+    result = _gradient(_laid(d, own), _laid(h, own), filters, _of_block(geometry, len(h), own), of_input=True)
+    return _restored(result, len(h), own)
 
 
 def _gradient(d: Tensor, h: Tensor, filters: Tensor, geometry: Geometry, *, of_input: bool) -> Tensor:

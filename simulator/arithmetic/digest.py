@@ -1,4 +1,4 @@
-"""What tells two sets of tensors apart."""
+"""Digests, which tell two sets of tensors apart."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 def digest(text: str, tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of a text and of named tensors: their names, types, shapes and elements."""
-    found = hashlib.sha256(text.encode())
+    result = hashlib.sha256(text.encode())
     for name, tensor in sorted(tensors.items()):
-        found.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        found.update(_bytes(tensor))
-    return found.hexdigest()
+        result.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        result.update(_bytes(tensor))
+    return result.hexdigest()
 
 
 def _bytes(tensor: Tensor) -> memoryview:

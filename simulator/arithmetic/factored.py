@@ -1,7 +1,8 @@
-"""What client code of the factored executor sees: leaves that are tensors by their shape, combinations by their content.
+"""Factored leaves: client code sees tensors by their shape, but their content is a combination.
 
-Steps, proximal terms, momentum and corrections by other gradients only change the numbers of a combination; any operation
-that is not linear in the leaf multiplies it out. The ledger of a block holds what its leaves have in common.
+Steps, proximal terms, momentum and corrections by other gradients only change the numbers of a combination. Any
+operation that is not linear in the leaf multiplies it out. The ledger of a block holds what its leaves have in
+common.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedfleet.simulator.arithmetic import lanes
+from fedfleet.simulator.arithmetic import vmap_internals
 from fedfleet.simulator.arithmetic.combination import Combination, Number, Outer, PerClient, Shared, Tape, Term
 
 
@@ -139,7 +140,7 @@ class Factored(Tensor):
         def whole(c: Number) -> Number:
             if not isinstance(c, Tensor):
                 return c
-            value, batched = lanes.lower(c)
+            value, batched = vmap_internals.lower(c)
             return value if batched else value.expand(clients)
 
         return Combination(clients, self, [(t, whole(c)) for t, c in self.terms.items()])
@@ -153,16 +154,16 @@ class Factored(Tensor):
         if reason is not None:
             self.ledger.notes.reasons.setdefault(self.path, set()).add(reason)
         content = self.combination()
-        with lanes.beneath():
+        with vmap_internals.beneath():
             value = content.dense()
-        return lanes.lift(value)
+        return vmap_internals.lift(value)
 
     def norm_of_all(self, dtype: torch.dtype) -> Tensor:
         """Return the Euclidean norm of a client's leaf, a number of client code."""
         content = self.combination()
-        with lanes.beneath():
+        with vmap_internals.beneath():
             value = content.norms(dtype)
-        return lanes.lift(value)
+        return vmap_internals.lift(value)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -171,9 +172,9 @@ class Factored(Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         if name in LINEAR and not kwargs:
-            found = LINEAR[name](*args)
-            if found is not NotImplemented:
-                return found
+            result = LINEAR[name](*args)
+            if result is not NotImplemented:
+                return result
         if name == "linalg_vector_norm" and len(args) == 1 and set(kwargs or {}) <= {"dtype"}:
             return args[0].norm_of_all((kwargs or {}).get("dtype") or args[0].dtype)
         own = any(isinstance(a, Tensor) and not isinstance(a, Factored) and a.dim() for a in args)
@@ -223,7 +224,7 @@ def _terms(x: Any, ledger: Ledger) -> dict[Term, Number] | None:
     """Return a leaf as terms; None where it is a tensor that differs from client to client."""
     if isinstance(x, Factored):
         return x.terms
-    if not isinstance(x, Tensor) or lanes.is_batched(x):
+    if not isinstance(x, Tensor) or vmap_internals.is_batched(x):
         return None
     return {ledger.shared(x): 1.0}
 

@@ -1,7 +1,7 @@
-"""What a factored weight does inside a loss: linear layers and convolutions that hand back their inputs and output gradients.
+"""Linear layers and convolutions with factored weights, which hand back their inputs and output gradients.
 
-The product with a parameter is computed for all clients of the block from its combination, and the backward pass records the
-pair (inputs, output gradients) instead of multiplying it out.
+The product with a parameter is computed for all clients of the block from its combination. The backward pass records
+the pair (inputs, output gradients) instead of multiplying it out.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from fedfleet.simulator.arithmetic import lanes, rng
+from fedfleet.simulator.arithmetic import rng, vmap_internals
 from fedfleet.simulator.arithmetic.rng import Key
 
 PIECE = 1 << 15
@@ -25,14 +25,14 @@ def normals(k: Key, shape: tuple[int, ...] | int = ()) -> Tensor:
     """
     shape = (shape,) if isinstance(shape, int) else shape
     size = math.prod(shape)
-    if lanes.level() is None:
+    if vmap_internals.level() is None:
         return _made(k, size).reshape((*k.shape, *shape))
-    if lanes.level() != 1:
+    if vmap_internals.level() != 1:
         return torch.cat(_pair(rng.bits(k, (size + 1) // 2)), -1)[..., :size].reshape((*k.shape, *shape))
-    below, own = lanes.lower(k)
-    with lanes.beneath():
-        found = _made(below, size).reshape((*below.shape, *shape))
-    return lanes.lift(found) if own else found
+    below, own = vmap_internals.lower(k)
+    with vmap_internals.beneath():
+        result = _made(below, size).reshape((*below.shape, *shape))
+    return vmap_internals.lift(result) if own else result
 
 
 def _pair(word: Tensor) -> tuple[Tensor, Tensor]:

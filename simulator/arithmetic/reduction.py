@@ -1,8 +1,8 @@
-"""How what clients send becomes one value: declared by the phase, summed in blocks by workers, merged by the driver.
+"""Reductions make one value of clients' messages: declared by the phase, summed in blocks, merged by the driver.
 
-``block`` turns the stacked uploads of one block into a partial result, ``merge`` adds two partials in block order, ``final``
-ends it. In which order blocks are added depends on their numbers alone (``Merging``), not on who adds them: so the bits do not
-depend on the number of workers.
+``block`` turns the stacked uploads of one block into a partial result, ``merge`` adds two partials in block order,
+and ``final`` ends it. The order in which blocks are added depends on their numbers alone (``Merging``), not on who
+adds them. So the bits do not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.combination import Combination, multiplied_out
-from fedfleet.simulator.arithmetic.stored import Stored
 from fedfleet.simulator.arithmetic.tree import Tree
+from fedfleet.simulator.arithmetic.upload_matrix import UploadMatrix
 
 
 class Rows(NamedTuple):
@@ -107,10 +107,10 @@ class Merging:
 
     def result(self) -> dict[str, Any]:
         """Return the merged partials, None where there are none."""
-        found: Mapping[str, Any] = dict.fromkeys(self._reductions)
+        result: Mapping[str, Any] = dict.fromkeys(self._reductions)
         for _, partials in reversed(self._trees):
-            found = self._merged(partials, found)
-        return dict(found)
+            result = self._merged(partials, result)
+        return dict(result)
 
     def _merged(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
         return {slot: merge(r, a[slot], b[slot]) for slot, r in self._reductions.items()}
@@ -183,12 +183,12 @@ class ByDomainMean(Summing):
     """The weighted mean over the heard clients of each domain; cost and size grow with the domains heard, not with all."""
 
     def _sum(self, domain: Tensor, value: Tree, weight: Tensor) -> DomainMeans:
-        found, inverse = torch.unique(domain, return_inverse=True)
+        result, inverse = torch.unique(domain, return_inverse=True)
 
         def leaf(v: Tensor) -> Tensor:
-            return v.new_zeros(len(found), *v.shape[1:]).index_add_(0, inverse, v)
+            return v.new_zeros(len(result), *v.shape[1:]).index_add_(0, inverse, v)
 
-        return DomainMeans(found, T.map(leaf, value), leaf(weight))
+        return DomainMeans(result, T.map(leaf, value), leaf(weight))
 
     def block(self, values: Tree, rows: Rows) -> DomainMeans:
         """Sum a block by domain."""
@@ -207,7 +207,7 @@ class ByDomainMean(Summing):
 
 
 @dataclass(frozen=True)
-class Store:
+class CollectUploads:
     """Keep every upload, as the blocks they came in: for methods that need more than a sum (median, Krum, FedOMG).
 
     Large ones go to a file, which workers of the driver's machine write themselves.
@@ -215,18 +215,18 @@ class Store:
 
     fills = True
 
-    def block(self, values: Tree, rows: Rows) -> Stored:
+    def block(self, values: Tree, rows: Rows) -> UploadMatrix:
         """Wrap a block."""
-        return Stored((multiplied_out(values),), (rows.weight,))
+        return UploadMatrix((multiplied_out(values),), (rows.weight,))
 
-    def unfilled(self, partial: Stored, clients: int) -> Stored:
+    def unfilled(self, partial: UploadMatrix, clients: int) -> UploadMatrix:
         """Keep the first so many."""
         return partial.first(clients)
 
-    def merge(self, a: Stored, b: Stored) -> Stored:
+    def merge(self, a: UploadMatrix, b: UploadMatrix) -> UploadMatrix:
         """Append the later blocks."""
-        return Stored(a.blocks + b.blocks, a.weights + b.weights)
+        return UploadMatrix(a.blocks + b.blocks, a.weights + b.weights)
 
-    def final(self, partial: Stored) -> Stored:
+    def final(self, partial: UploadMatrix) -> UploadMatrix:
         """Return the stored uploads."""
         return partial

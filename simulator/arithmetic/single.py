@@ -81,11 +81,11 @@ class Single(Multiplied):
             return Patches(h, d, shape, geometry).each()
         place = {"dilation": geometry.dilation, "padding": geometry.padding, "stride": geometry.stride}
         images = lambda x: x.view(self.clients, -1, *x.shape[1:]).unbind(0)  # noqa: E731
-        found = []
+        result = []
         for hc, dc in zip(images(h), images(d), strict=True):  # a client at a time, whose patches a cache holds
             patches = F.unfold(hc.flatten(0, 1), shape[2:], **place).view(*hc.shape[:2], -1, dc[0, 0, 0].numel())
-            found.append(torch.bmm(dc.transpose(1, 2).flatten(2), patches.transpose(1, 2).flatten(2).mT))
-        return torch.cat(found).view(len(h), *shape)
+            result.append(torch.bmm(dc.transpose(1, 2).flatten(2), patches.transpose(1, 2).flatten(2).mT))
+        return torch.cat(result).view(len(h), *shape)
 
 
 def summed(factor: Tensor, each: Tensor) -> Tensor:

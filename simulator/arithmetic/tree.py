@@ -77,8 +77,8 @@ def map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     others = [_children(r) for r in rest]
     for other in others:
         if other is None or [n for n, _ in other] != names:
-            found = "a leaf" if other is None else [n for n, _ in other]
-            raise ValueError(f"trees differ: one has {names}, another {found}")
+            result = "a leaf" if other is None else [n for n, _ in other]
+            raise ValueError(f"trees differ: one has {names}, another {result}")
     return _rebuild(
         tree, [map(fn, child, *(cast(Any, o)[i][1] for o in others)) for i, (_, child) in enumerate(children)]
     )
@@ -103,28 +103,28 @@ def map_prefix(fn: Callable[..., Any], prefix: Scalar, tree: Tree, *rest: Tree) 
         )
     for other in rest:
         if not isinstance(other, Mapping) or list(other) != list(tree):
-            found = list(other) if isinstance(other, Mapping) else "a leaf"
-            raise ValueError(f"trees differ: one has {list(tree)}, another {found}")
+            result = list(other) if isinstance(other, Mapping) else "a leaf"
+            raise ValueError(f"trees differ: one has {list(tree)}, another {result}")
     return {k: map_prefix(fn, prefix[k], tree[k], *(r[k] for r in rest)) for k in tree}
 
 
 def leaves(tree: Tree) -> list[Any]:
     """Return the leaves in structural order."""
-    found: list[Any] = []
-    _collect(tree, found)
-    return found
+    result: list[Any] = []
+    _collect(tree, result)
+    return result
 
 
-def _collect(node: Tree, found: list[Any]) -> None:
+def _collect(node: Tree, result: list[Any]) -> None:
     kind = _kind(type(node))
     if kind == _LEAF:
-        found.append(node)
+        result.append(node)
     elif kind == _MAPPING:
         for child in node.values():
-            _collect(child, found)
+            _collect(child, result)
     elif kind != _EMPTY:
         for child in node:
-            _collect(child, found)
+            _collect(child, result)
 
 
 def named_leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -152,14 +152,21 @@ def unflatten(like: Tree, new_leaves: Sequence[Any]) -> Tree:
     return map(lambda _: next(it), like)
 
 
+def _checked(x: Any, y: Any) -> Any:
+    """Return x. Raises ValueError where torch would stretch one tensor over the other: a tree has no such leaves."""
+    if isinstance(x, Tensor) and isinstance(y, Tensor) and x.shape != y.shape and x.dim() and y.dim():
+        raise ValueError(f"trees differ: one has a leaf of shape {tuple(x.shape)}, another of {tuple(y.shape)}")
+    return x
+
+
 def add(a: Tree, b: Tree) -> Tree:
-    """Return a + b."""
-    return map(lambda x, y: x + y, a, b)
+    """Return a + b. Raises ValueError where leaves differ in shape, as ``sub`` and ``axpy`` do."""
+    return map(lambda x, y: _checked(x, y) + y, a, b)
 
 
 def sub(a: Tree, b: Tree) -> Tree:
     """Return a - b."""
-    return map(lambda x, y: x - y, a, b)
+    return map(lambda x, y: _checked(x, y) - y, a, b)
 
 
 def scale(s: Scalar, a: Tree) -> Tree:
@@ -169,7 +176,7 @@ def scale(s: Scalar, a: Tree) -> Tree:
 
 def axpy(s: Scalar, a: Tree, b: Tree) -> Tree:
     """Return b + s * a; ``s`` may be a prefix tree."""
-    return map_prefix(lambda p, x, y: y + x * p, s, a, b)
+    return map_prefix(lambda p, x, y: y + _checked(x, y) * p, s, a, b)
 
 
 def neg(s: Scalar) -> Scalar:

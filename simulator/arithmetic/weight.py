@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from fedfleet.simulator.arithmetic import lanes
+from fedfleet.simulator.arithmetic import vmap_internals
 from fedfleet.simulator.arithmetic.convolution import Geometry
 from fedfleet.simulator.arithmetic.factored import METADATA, named
 
@@ -91,6 +91,8 @@ def _conv2d(
     groups: int = 1,
 ) -> Tensor:
     _check_bias(bias)
+    if input.dim() != 4:
+        raise NotLinear(_among(weight, input).layer.index, "conv2d of one image")
     if isinstance(padding, str):
         raise NotLinear(_among(weight, input).layer.index, f"conv2d with padding={padding!r}")
     out = _product(weight, input, Geometry(_two(stride), _two(padding), _two(dilation), groups))
@@ -110,11 +112,11 @@ def _product(weight: Tensor, input: Tensor, geometry: Geometry | None) -> Tensor
     if not isinstance(weight, Weight) or isinstance(input, Weight):
         raise NotLinear(_among(input, weight).layer.index, "use as an input")
     layer = weight.layer
-    if lanes.differentiated():
+    if vmap_internals.differentiated():
         raise NotLinear(layer.index, "use under torch.func's derivatives")
-    x, batched = lanes.lower(input)
-    with lanes.beneath():
+    x, batched = vmap_internals.lower(input)
+    with vmap_internals.beneath():
         if not batched:  # inputs that all lanes share
             x = x.expand(layer.lanes, *x.shape)
         out = layer.product(x, geometry)
-    return lanes.lift(out)
+    return vmap_internals.lift(out)

@@ -1,4 +1,4 @@
-"""Which rows each local step of each client of a block sees, drawn from keys: the same for every executor."""
+"""Rows that each local step of each client of a block sees, drawn from keys: the same for every executor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OVERFLOW = 1e-18
 """Probability, at most, that more examples are drawn for a batch than it has rows: those above are left out."""
 
 
-class Schedule(NamedTuple):
+class BatchSchedule(NamedTuple):
     """The walk of C clients through their data, padded to T steps of R = per_step * B rows.
 
     Attributes:
@@ -88,7 +88,7 @@ def work(phase: Phase, counts: Tensor, steps: int | None = None) -> tuple[Tensor
     total, examples = torch.zeros_like(counts), torch.zeros_like(counts)
     if not len(counts):  # nobody may be asked where each client is drawn for itself
         return total, examples
-    for plan in (stage.batches for stage in phase.work.stages if stage.batches.works):
+    for plan in (stage.batches for stage in phase.work.loops if stage.batches.works):
         _, an_epoch = _batches(plan, counts, int(counts.max()))
         mine = _steps(plan, an_epoch, steps)
         whole = (mine * plan.per_step).div(an_epoch, rounding_mode="floor")
@@ -114,7 +114,7 @@ def schedule(
     steps: int | None = None,
     limit: Tensor | None = None,
     labelled: Tensor | None = None,
-) -> Schedule:
+) -> BatchSchedule:
     """Lay out local steps.
 
     Args:
@@ -160,10 +160,10 @@ def schedule(
             order = _spread(order, counts, spread)
         width = order.shape[-1]
         place = order.flatten(1).gather(1, (epoch[..., None] * width + place).flatten(1)).reshape(place.shape)
-    found = rows.gather(1, place.flatten(1)).reshape(clients, total, plan.per_step * size)
+    result = rows.gather(1, place.flatten(1)).reshape(clients, total, plan.per_step * size)
     by_step = lambda v: v.reshape(clients, total, plan.per_step)  # noqa: E731
-    return Schedule(
-        rows=found,
+    return BatchSchedule(
+        rows=result,
         weight=real.to(torch.float32).reshape(clients, total, plan.per_step * size),
         active=torch.arange(total, device=rows.device) < mine[:, None],
         epoch=by_step(epoch)[..., 0],
@@ -186,11 +186,11 @@ def _drawn(plan: BatchPlan, counts: Tensor, longest: int, keys: Key) -> Tensor:
 
 def walked(
     phase: Phase, local: LocalData, keys: Key, steps: int | None = None, limit: Tensor | None = None
-) -> tuple[Schedule, ...]:
+) -> tuple[BatchSchedule, ...]:
     """Return the walks of clients with ``keys`` (C,) through the stages of a phase; ``limit`` (C,) is of all stages together."""
-    walks: list[Schedule] = []
+    walks: list[BatchSchedule] = []
     left = None if limit is None else limit.to(local.counts.device)
-    for s, stage in enumerate(phase.work.stages):
+    for s, stage in enumerate(phase.work.loops):
         plan, key = stage.batches, rng.fold(keys, "stage", s)
         if not plan.works:
             assert local.held is not None or not plan.held_out  # or the run would have been refused
@@ -202,15 +202,17 @@ def walked(
     return tuple(walks)
 
 
-def wider(walk: Schedule, per_step: int, *, first: bool) -> Schedule:
+def wider(schedule: BatchSchedule, per_step: int, *, first: bool) -> BatchSchedule:
     """Return a walk whose batches have one row more, of weight 0: the first, or the last, of all that a client sees."""
-    seen = walk.rows.flatten(1)
-    more = (seen.amin(1) if first else seen.amax(1))[:, None, None, None], walk.weight.new_zeros(())
+    seen = schedule.rows.flatten(1)
+    more = (seen.amin(1) if first else seen.amax(1))[:, None, None, None], schedule.weight.new_zeros(())
     rows, weight = (
         torch.cat([of, filling.expand(*of.shape[:-1], 1)], -1).flatten(-2)  # (C, T, per_step, B)
-        for filling, of in zip(more, (v.unflatten(-1, (per_step, -1)) for v in (walk.rows, walk.weight)), strict=True)
+        for filling, of in zip(
+            more, (v.unflatten(-1, (per_step, -1)) for v in (schedule.rows, schedule.weight)), strict=True
+        )
     )
-    return walk._replace(rows=rows, weight=weight)
+    return schedule._replace(rows=rows, weight=weight)
 
 
 def _spread(order: Tensor, counts: Tensor, labelled: Tensor) -> Tensor:
@@ -233,13 +235,13 @@ def _stratified(
     rows = counts.clamp(max=size)  # real ones of a batch
     mine = (rows * labelled).div(counts, rounding_mode="floor")
     at = torch.arange(size, device=counts.device).expand(len(counts), -1)  # (C, B)
-    found = []
+    result = []
     for kind, (each, of, before) in enumerate(((mine, labelled, 0 * mine), (rows - mine, counts - labelled, mine))):
         so_far = batch[..., None] * each[:, None, None] + (at - before[:, None])[:, None]  # (C, T * per_step, B)
         some = of.clamp(min=1)[:, None, None]
         turn, place = so_far.clamp(min=0).div(some, rounding_mode="floor"), so_far.clamp(min=0) % some
-        found.append(_shuffled(rng.fold(keys, "kind", kind), of, turn, place) if plan.shuffle else place)
-    places = torch.where((at < mine[:, None])[:, None], found[0], labelled[:, None, None] + found[1])
+        result.append(_shuffled(rng.fold(keys, "kind", kind), of, turn, place) if plan.shuffle else place)
+    places = torch.where((at < mine[:, None])[:, None], result[0], labelled[:, None, None] + result[1])
     real = (at < rows[:, None])[:, None].expand(places.shape)
     return torch.where(real, places, torch.zeros_like(places)), real
 

@@ -22,7 +22,7 @@ from fedfleet.simulator.block.batches import walked
 from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.block.client import ClientInputs, ClientProgram, padded
 from fedfleet.simulator.block.faults import LOWER, AtFault, Dropped, NotFinite, Watch, finite, not_finite
-from fedfleet.simulator.block.purity import KEYS, Held, Impure, Purity
+from fedfleet.simulator.block.side_effects import KEYS, ClosureTensors, Impure, SideEffects
 from fedfleet.simulator.block.task import BlockResult, BlockTask, joined, without
 from fedfleet.simulator.block.uploads import put_down
 from fedfleet.simulator.errors import INEXACT, ClientError, one_line, traced
@@ -65,7 +65,7 @@ class Setup:
     gpu: Gpu = EXACT
     notes: Notes = field(default_factory=Notes)
     captures: Captures = field(default_factory=Captures)
-    held: Held = field(default_factory=Held)
+    held: ClosureTensors = field(default_factory=ClosureTensors)
     reads: Callable[[Population], Mapping[str, str]] | None = None
     root: Population | None = None
 
@@ -129,8 +129,8 @@ def run_block(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
     torch.cuda.empty_cache()  # the error and what it kept alive are gone by now
     middle = len(task.clients) // 2
     halves = [task.part(rows) for rows in (slice(None, middle), slice(middle, None))]
-    found = joined(setup.phases[task.phase].reduce, [(half, run_block(setup, shared, half)) for half in halves])
-    return found._replace(splits=found.splits + 1)
+    result = joined(setup.phases[task.phase].reduce, [(half, run_block(setup, shared, half)) for half in halves])
+    return result._replace(splits=result.splits + 1)
 
 
 def run_at_server(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
@@ -145,8 +145,8 @@ def _without_dropped(setup: Setup, shared: Message, task: BlockTask) -> BlockRes
         try:
             return without(phase, task, rows, dropped, _run(setup, shared, task.part(rows) if dropped else task))
         except AtFault as e:
-            found = e.dropped
-        dropped += [d._replace(row=int(rows[d.row])) for d in found]
+            result = e.dropped
+        dropped += [d._replace(row=int(rows[d.row])) for d in result]
         rows = rows[~torch.isin(rows, torch.tensor([d.row for d in dropped]))]
     return without(phase, task, rows, dropped)
 
@@ -170,7 +170,7 @@ class _Sent(NamedTuple):
 
     partials: dict[str, Any]
     config: dict[str, Tensor]
-    own: Tree
+    client_state: Tree
     loss: Tensor
     numbers: int
     bits: int
@@ -192,8 +192,8 @@ def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
         local.counts,
         walks,
         batches,
-        T.to(filled.own, device),
-        T.to(filled.inbox, device),
+        T.to(filled.client_state, device),
+        T.to(filled.client_input, device),
         None if phase.forgery is None else phase.forgery.by(clients),
     )
     counts = (torch.arange(len(clients)) < count).to(torch.float64)
@@ -220,20 +220,18 @@ def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
             if mine.ledger is not None:
                 setup.notes.worked(phase.name, mine.ledger.flop, sum(w.weight[0].numel() for w in walks))
             setup.captures.ran(key, compute, given, sent)
-    partials, loss, config, own = sent.partials, sent.loss.double(), sent.config, sent.own
+    partials, loss, config, client_state = sent.partials, sent.loss.double(), sent.config, sent.client_state
     if len(clients) > count:
         partials = {slot: phase.reduce[slot].unfilled(p, count) for slot, p in partials.items()}
-        loss, config, own = (T.index(of, slice(count)) for of in (loss, config, own))
-    found = ~loss.isnan()
+        loss, config, client_state = (T.index(of, slice(count)) for of in (loss, config, client_state))
+    result = ~loss.isnan()
     return BlockResult(
-        partials=put_down(task.phase, task.spool, T.to(partials, "cpu")),
+        partials=put_down(task.phase, task.spill, T.to(partials, "cpu")),
         config=T.to(config, "cpu"),
-        own=T.to(own, "cpu"),
-        steps=sum(
-            int(w.active[:count].sum()) for w, s in zip(walks, phase.work.stages, strict=True) if s.batches.works
-        ),
-        loss=(float(loss[found].sum()),),
-        measured=int(found.sum()),
+        client_state=T.to(client_state, "cpu"),
+        steps=sum(int(w.active[:count].sum()) for w, s in zip(walks, phase.work.loops, strict=True) if s.batches.works),
+        loss=(float(loss[result].sum()),),
+        measured=int(result.sum()),
         floats_up=count * sent.numbers,
         bytes_up=count * -(-sent.bits // 8) + T.num_bytes(config),
         losses=loss.cpu() if task.feedback else None,
@@ -242,7 +240,7 @@ def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
 
 def _trusted(task: BlockTask, sent: _Sent) -> bool:
     """Say whether values are finite, if they have to be. Those of a sum are looked at, so that uploads need not be one by one."""
-    return task.faults.non_finite == "keep" or finite((sent.partials, sent.config, sent.own))
+    return task.faults.non_finite == "keep" or finite((sent.partials, sent.config, sent.client_state))
 
 
 def _ordinarily(
@@ -251,8 +249,8 @@ def _ordinarily(
     """Run client code, and name the clients at fault. Raises ClientError, or AtFault where they are to be dropped."""
     setup, inputs = program.setup, given.inputs
     who = f"phase {task.phase!r}: client code"
-    mine = {"own": inputs.own, "inbox": inputs.inbox, "batch": inputs.batches}
-    pure = Purity(who, program.shared, mine, setup.tensors)
+    mine = {"client_state": inputs.client_state, "client_input": inputs.client_input, "batch": inputs.batches}
+    pure = SideEffects(who, program.shared, mine, setup.tensors)
     if setup.held.first(who):
         tried = [given._replace(inputs=padded(inputs, program.phase, first=first)) for first in (True, False)]
         pure.trial(*(lambda g=g: again(g).alone(0, TRIED) for g in tried), holds=setup.authors)
@@ -264,7 +262,7 @@ def _ordinarily(
     pure.check()
     out, sent = _sent(program, task, given, flat)
     if not _trusted(task, sent):
-        _blame(program, task, out, sent.own)
+        _blame(program, task, out, sent.client_state)
     return sent
 
 
@@ -274,7 +272,7 @@ def _along(data: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor] | None
     return gather(data, rows) if size <= GATHERED_BYTES else None
 
 
-def _batched(program: ClientProgram, task: BlockTask, pure: Purity) -> tuple[Tensor, ...]:
+def _batched(program: ClientProgram, task: BlockTask, pure: SideEffects) -> tuple[Tensor, ...]:
     try:
         return torch.func.vmap(program, randomness="error")(*T.leaves(program.inputs))
     except torch.OutOfMemoryError:
@@ -283,10 +281,10 @@ def _batched(program: ClientProgram, task: BlockTask, pure: Purity) -> tuple[Ten
         where = program.where
         _serial(program, task)  # names the clients and the step, if the fault is the client code's own
         pure.check()
-        if "randomness" in str(e):
+        if "randomness" in one_line(e):
             raise Impure(f"phase {task.phase!r}, {where}: client code drew from a generator of torch: {KEYS}") from e
         raise ClientError(
-            f"phase {task.phase!r}, {where}: client code runs alone but not under vmap ({type(e).__name__}: {e}): "
+            f"phase {task.phase!r}, {where}: client code runs alone but not under vmap ({type(e).__name__}: {one_line(e)}): "
             f"avoid data-dependent branches, .item() and in-place writes, or set executor.inner=serial"
         ) from e
 
@@ -300,9 +298,9 @@ def _serial(program: ClientProgram, task: BlockTask) -> tuple[Tensor, ...]:
             raise
         except Exception as e:
             error = ClientError.at(client, task.phase, program.where, e)
-            if task.faults.on_client_error == "fail" or INEXACT in str(e):
+            if task.faults.on_client_error == "fail" or INEXACT in one_line(e):
                 raise error from e
-            why = one_line(f"{program.where}: {type(e).__name__}: {e}")
+            why = f"{program.where}: {type(e).__name__}: {one_line(e)}"
             dropped.append(Dropped(row, client, why, bit_exact=False, traceback=traced(e)))
     if dropped:
         raise AtFault(dropped)
@@ -325,18 +323,18 @@ def _sent(
     return out, _Sent(
         partials={slot: reduction.block(out["send"][slot], rows) for slot, reduction in phase.reduce.items()},
         config=out["config"],
-        own=multiplied_out(out["own"]),
+        client_state=multiplied_out(out["client_state"]),
         loss=out["loss"],
         numbers=program.sent[0],
         bits=program.sent[1],
     )
 
 
-def _blame(program: ClientProgram, task: BlockTask, out: dict[str, Any], own: Tree) -> NoReturn:
+def _blame(program: ClientProgram, task: BlockTask, out: dict[str, Any], client_state: Tree) -> NoReturn:
     """Name the clients whose values are not finite. Raises ClientError, or AtFault where they are to be dropped."""
     dropped = []
-    found = not_finite({**out["send"], **out["config"]}, own)
-    for row, what in sorted(f for f in found.items() if f[0] < len(task.clients)):
+    result = not_finite({**out["send"], **out["config"]}, client_state)
+    for row, what in sorted(f for f in result.items() if f[0] < len(task.clients)):
         client, why = int(task.clients[row]), what + _first_seen(program, row)
         if task.faults.non_finite == "fail":
             raise ClientError(f"client {client}, phase {task.phase!r}: {why}: training diverged, so {LOWER}")

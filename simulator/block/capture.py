@@ -59,8 +59,8 @@ class Graph:
 
     def __call__(self, given: Tree) -> Tree:
         """Compute."""
-        found = iter(self.forward(*_distinct(T.leaves(given))[0]))
-        return T.map(lambda x: next(found) if x is TENSOR else x, self.like)
+        result = iter(self.forward(*_distinct(T.leaves(given))[0]))
+        return T.map(lambda x: next(result) if x is TENSOR else x, self.like)
 
 
 @dataclass
@@ -109,7 +109,7 @@ class Captures:
         except Exception:
             return None
 
-    def ran(self, key: Hashable, compute: Callable[[Tree], Tree], given: Tree, found: Tree) -> None:
+    def ran(self, key: Hashable, compute: Callable[[Tree], Tree], given: Tree, result: Tree) -> None:
         """Take note that a block was computed in the ordinary way, and capture or check its kind where that is due."""
         if key is None or self.after is None:
             return
@@ -118,23 +118,23 @@ class Captures:
         kind.blocks += 1
         if not kind.refused and kind.blocks > self.after and not kind.checked:
             try:
-                self._learn(kind, compute, given, found)
+                self._learn(kind, compute, given, result)
             except Exception as e:  # whatever it is, the ordinary way works
                 log.info("not captured: %s", e)
                 kind.refused, kind.graph = True, None
         if len(self._kinds) > KINDS:
             self._kinds.popitem(last=False)
 
-    def _learn(self, kind: _Kind, compute: Callable[[Tree], Tree], given: Tree, found: Tree) -> None:
+    def _learn(self, kind: _Kind, compute: Callable[[Tree], Tree], given: Tree, result: Tree) -> None:
         if kind.graph is not None:
-            _compare(kind.graph(_copied(given)), found)
+            _compare(kind.graph(_copied(given)), result)
             if self.compiles:
                 kind.graph = _compiled(kind.graph, given)
             kind.checked = True
             return
         with _one_at_a_time:
             kind.graph = captured(compute, _copied(given))
-        _compare(kind.graph(_copied(given)), found)
+        _compare(kind.graph(_copied(given)), result)
         for time in range(ALTERED):
             other = _altered(given, time)
             _compare(kind.graph(_copied(other)), compute(other))
@@ -171,9 +171,9 @@ def captured(compute: Callable[[Tree], Tree], given: Tree) -> Graph:
 
     def flat(*replaced: Tensor) -> list[Tensor]:
         nonlocal like
-        found = compute(_with(given, replaced))
-        like = T.map(lambda x: TENSOR if isinstance(x, Tensor) else x, found)
-        return [x for x in T.leaves(found) if isinstance(x, Tensor)]
+        result = compute(_with(given, replaced))
+        like = T.map(lambda x: TENSOR if isinstance(x, Tensor) else x, result)
+        return [x for x in T.leaves(result) if isinstance(x, Tensor)]
 
     with _values_unseen():
         made: Any = make_fx(flat)(*_distinct(T.leaves(given))[0])
@@ -194,16 +194,16 @@ def captured(compute: Callable[[Tree], Tree], given: Tree) -> Graph:
 
 def _distinct(leaves: list[Any]) -> tuple[list[Tensor], tuple[int | None, ...]]:
     """Return each tensor among the leaves once, and which of them each leaf is; None for a leaf that is no tensor."""
-    found: dict[int, int] = {}
+    result: dict[int, int] = {}
     tensors, places = [], []
     for x in leaves:
         if not isinstance(x, Tensor):
             places.append(None)
             continue
-        if id(x) not in found:
-            found[id(x)] = len(tensors)
+        if id(x) not in result:
+            result[id(x)] = len(tensors)
             tensors.append(x)
-        places.append(found[id(x)])
+        places.append(result[id(x)])
     return tensors, tuple(places)
 
 
@@ -233,16 +233,16 @@ def _altered(given: Tree, time: int) -> Tree:
 
 def _replaced(given: Tree, new: Callable[[Tensor], Tensor]) -> Tree:
     # A copy has the strides of what it is of; one that overlaps itself cannot be written to, and raises.
-    found = []
+    result = []
     for t in _distinct(T.leaves(given))[0]:
-        found.append(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(new(t)))
-    return _with(given, found)
+        result.append(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(new(t)))
+    return _with(given, result)
 
 
-def _compare(replayed: Tree, found: Tree) -> None:
+def _compare(replayed: Tree, result: Tree) -> None:
     """Raise NotCapturable where two results are not equal to the bit; one NaN is as good as another."""
-    same = T.structure(replayed) == T.structure(found)
-    if not same or not all(map(_equal, T.leaves(replayed), T.leaves(found))):
+    same = T.structure(replayed) == T.structure(result)
+    if not same or not all(map(_equal, T.leaves(replayed), T.leaves(result))):
         raise NotCapturable("it gives something else than it was captured from")
 
 

@@ -9,7 +9,7 @@ import torch
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.block import Setup
-from fedfleet.simulator.block.purity import Purity
+from fedfleet.simulator.block.side_effects import SideEffects
 from fedfleet.simulator.errors import ClientError, one_line
 from fedfleet.simulator.population import gather
 from fedfleet.simulator.signals import contained
@@ -47,11 +47,11 @@ def run_chunk(setup: Setup, shared: Message, task: Chunk) -> Tree:
             return setup.functions[task.function](z, given)
 
     with torch.no_grad():
-        pure = Purity(who, {"z": z}, {"batch": dict(given.data)}, setup.tensors)
+        pure = SideEffects(who, {"z": z}, {"batch": dict(given.data)}, setup.tensors)
         if not task.whole and setup.held.first(who):
             pure.trial(lambda: function(z, batch(task.start, min(task.stop, task.start + TRIED))), holds=setup.authors)
         try:
-            found = T.to(function(z, given), "cpu")
+            result = T.to(function(z, given), "cpu")
         except torch.OutOfMemoryError:
             raise
         except Exception as e:
@@ -60,4 +60,4 @@ def run_chunk(setup: Setup, shared: Message, task: Chunk) -> Tree:
             )
             raise ClientError(f"{who}, on the split {task.split!r} ({about}): {type(e).__name__}: {one_line(e)}") from e
     pure.check()
-    return found
+    return result

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedfleet.simulator.arithmetic import lanes, rng
+from fedfleet.simulator.arithmetic import rng, vmap_internals
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.combination import Combination
 from fedfleet.simulator.arithmetic.factored import Factored, Ledger
 from fedfleet.simulator.arithmetic.tree import Tree
-from fedfleet.simulator.block.batches import Schedule, wider
-from fedfleet.simulator.block.forged import forged
+from fedfleet.simulator.block.batches import BatchSchedule, wider
 from fedfleet.simulator.block.gradient import EngineOps
-from fedfleet.simulator.block.masked import encoded
+from fedfleet.simulator.block.secure_sum import encoded
+from fedfleet.simulator.block.update_attack import forged
 from fedfleet.simulator.block.uplink import Remembering, through
 from fedfleet.simulator.population import gather
 from fedfleet.simulator.signals import contained
-from fedfleet.simulator.work import At, Batch, Phase
+from fedfleet.simulator.work import Batch, Message, Phase, StepInfo
 
 
 class ClientInputs(NamedTuple):
@@ -28,33 +28,33 @@ class ClientInputs(NamedTuple):
 
     Attributes:
         key, num_examples: (C,) int64.
-        walks: a ``Schedule`` a stage.
+        walks: a ``BatchSchedule`` a stage.
         batches: a stage's data along its walk, name -> (C, T, R, ...); None where each step gathers its own.
-        own, inbox: what the client keeps and gets, None for nothing.
+        client_state, client_input: what the client keeps and gets, None for nothing.
         forges: (C,) bool, whether it is one that sends something else; None where none is.
 
     """
 
     key: Tensor
     num_examples: Tensor
-    walks: tuple[Schedule, ...]
+    walks: tuple[BatchSchedule, ...]
     batches: tuple[dict[str, Tensor] | None, ...]
-    own: Tree
-    inbox: Tree
+    client_state: Tree
+    client_input: Tree
     forges: Tensor | None = None
 
 
 def padded(inputs: ClientInputs, phase: Phase, *, first: bool) -> ClientInputs:
     """Return inputs with one row more in every batch, which does not count: the first, or the last, of all that a client sees."""
-    stages = zip(inputs.walks, phase.work.stages, strict=True)
-    walks = tuple(wider(walk, stage.batches.per_step, first=first) for walk, stage in stages)
+    stages = zip(inputs.walks, phase.work.loops, strict=True)
+    walks = tuple(wider(schedule, stage.batches.per_step, first=first) for schedule, stage in stages)
     return inputs._replace(walks=walks, batches=(None,) * len(walks))
 
 
 class ClientProgram:
     """One client's phase, callable on the leaves of its slice of ``ClientInputs``, alone or under ``vmap``.
 
-    After a call, ``result`` makes ``{"send", "config", "own", "loss"}`` of what it returned, ``sent`` is the numbers and the bits
+    After a call, ``result`` makes ``{"send", "config", "client_state", "loss"}`` of it, ``sent`` is the numbers and the bits
     of what the client really sends, and ``where`` names the last step it was in (for error messages). ``watch``, where given, is
     called with the values after each step of a client alone.
     """
@@ -74,36 +74,40 @@ class ClientProgram:
         self.out: Tree = None
         self.sent = 0, 0
         self.combinations: list[Combination] = []
-        self.where = "begin"
+        self.where = "client_init"
         self.watch: Callable[[Tree], None] | None = None
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Run begin, every step of every stage, finish. Raises EndsProgram where client code would end the program."""
+        """Run client_init, every step of every stage, client_final. Raises EndsProgram where client code would end the program."""
         with contained():
             return self._run(*tensors)
 
     def _run(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        key, count, walks, batches, own, inbox, forges = T.unflatten(self.inputs, tensors)
+        key, count, walks, batches, client_state, client_input, forges = T.unflatten(self.inputs, tensors)
         work, shared = self.phase.work, self.shared
-        kept = own if isinstance(own, Remembering) else None
-        own = own if kept is None else kept.own
-        if self.setup.inner == "factored" and lanes.level() is not None:  # a client alone has its weights as they are
+        kept = client_state if isinstance(client_state, Remembering) else None
+        client_state = client_state if kept is None else kept.client_state
+        if (
+            self.setup.inner == "factored" and vmap_internals.level() is not None
+        ):  # a client alone has its weights as they are
             self.ledger = Ledger(len(self.inputs.num_examples), self.setup.notes)
             for data in self.inputs.batches:
                 for inputs in () if data is None else data.values():
                     self.ledger.walk(inputs)
-        self.where = "begin"
-        carry = work.begin(shared, own, inbox, key)
-        watch = self.watch if lanes.level() is None else None
+        self.where = "client_init"
+        carry = work.client_init(shared, client_state, client_input, key)
+        watch = self.watch if vmap_internals.level() is None else None
         if watch is not None:
             watch(carry)
         losses: list[Tensor] = []
         measured: list[Tensor] = []
-        for s, walk in enumerate(walks):
-            for k, step in enumerate(map(Schedule._make, zip(*(field.unbind(0) for field in walk), strict=True))):
+        for s, schedule in enumerate(walks):
+            for k, step in enumerate(
+                map(BatchSchedule._make, zip(*(field.unbind(0) for field in schedule), strict=True))
+            ):
                 self.where = f"stage {s}, step {k}"
-                found = batches[s]
-                data = gather(self.data, step.rows) if found is None else {n: v[k] for n, v in found.items()}
+                result = batches[s]
+                data = gather(self.data, step.rows) if result is None else {n: v[k] for n, v in result.items()}
                 new, step_loss = self._step(s, step, Batch(data, step.weight), k, carry, count)
                 carry = new if self.always[s][k] else T.where(step.active, new, carry)
                 if watch is not None:
@@ -111,8 +115,13 @@ class ClientProgram:
                 if step_loss is not None:
                     losses.append(step_loss)
                     measured.append(step.active)
-        self.where = "finish"
-        message, own = work.finish(shared, own, inbox, carry)
+        self.where = "client_final"
+        message, new_state = work.client_final(shared, client_state, client_input, carry)
+        if self.phase.secure is None:  # else other slots are reduced, those of the masked sums
+            check_message(message, self.phase)
+        if client_state is not None:
+            check_state(client_state, new_state)
+        client_state = new_state
         name, notes = self.phase.name, self.setup.notes
         if name not in notes.sent:
             notes.sent[name] = T.map(lambda x: torch.empty(x.shape, dtype=x.dtype, device="meta"), dict(message.send))
@@ -126,25 +135,27 @@ class ClientProgram:
             sends, *sent = encoded(secure, passed.send, shared, count, rng.fold(key, "secure"))
             self.sent = sent[0], sent[1]
         if kept is not None:
-            own = Remembering(own, kept.memory if memory is None else {**kept.memory, name: passed.memory})
-        told = {**message.config, **passed.told}
+            client_state = Remembering(
+                client_state, kept.memory if memory is None else {**kept.memory, name: passed.memory}
+            )
+        told = {**message.config, **passed.scalars}
         config = {k: torch.as_tensor(v, dtype=torch.float64, device=count.device) for k, v in told.items()}
-        out = {"send": sends, "config": config, "own": own, "loss": _mean(losses, measured, count)}
+        out = {"send": sends, "config": config, "client_state": client_state, "loss": _mean(losses, measured, count)}
         self.out = out
         self.combinations = [x.combination() for x in T.leaves(out) if isinstance(x, Factored)]
         return tuple(x for x in T.leaves(out) if not isinstance(x, Factored))
 
     def _step(
-        self, s: int, at: Schedule, batch: Batch, k: int, carry: Tree, count: Tensor
+        self, s: int, at: BatchSchedule, batch: Batch, k: int, carry: Tree, count: Tensor
     ) -> tuple[Tree, Tensor | None]:
         """Run step ``k`` of stage ``s``; return the new carry and the training loss, None where the step took no gradient."""
-        stage = self.phase.work.stages[s]
+        stage = self.phase.work.loops[s]
         given: Any = batch.split(stage.batches.per_step) if stage.batches.per_step > 1 else batch
         if self.ledger is not None:
             last = (s, k) == (len(self.always) - 1, len(self.always[-1]) - 1)
             self.ledger.last = last and stage.batches.per_step == 1
         ops = EngineOps(self.setup.objectives, self.setup.functions, self.ledger, self.setup.notes)
-        new = stage.step(ops, self.shared, carry, given, At(k, at.epoch, at.epoch_end, count), at.key)
+        new = stage.step(ops, self.shared, carry, given, StepInfo(k, at.epoch, at.epoch_end, count), at.key)
         return new, ops.loss
 
     def alone(self, row: int, most: int | None = None) -> tuple[Tensor, ...]:
@@ -158,6 +169,41 @@ class ClientProgram:
         """Return what ``out`` is for all clients, from its stacked tensors; factored leaves become combinations."""
         tensors, combinations = iter(stacked), iter(self.combinations)
         return T.map(lambda x: next(combinations) if isinstance(x, Factored) else next(tensors), self.out)
+
+
+def check_message(message: Message, phase: Phase) -> None:
+    """Raise ValueError where a client does not send what its phase reduces, or the number that it is weighed by."""
+    if missing := phase.reduce.keys() - message.send.keys():
+        raise ValueError(
+            f"Phase.reduce has {_listed(sorted(missing))}, and it sends {_listed(dict(message.send))}: send it, or do not reduce it"
+        )
+    if phase.weight not in ("uniform", "num_examples") and phase.weight not in message.config:
+        raise ValueError(
+            f"Phase.weight is {phase.weight!r}, and it sends no such number: put it into the message's config, or choose "
+            f"'num_examples' or 'uniform'"
+        )
+
+
+def check_state(before: Tree, after: Tree) -> None:
+    """Raise ValueError where a client's next state is not made as its state before: of other names, shapes or types."""
+    was, now = dict(T.named_leaves(before)), dict(T.named_leaves(after))
+    if T.structure(before) != T.structure(after):
+        raise ValueError(
+            f"the next state has {_listed(now)}, and the state before {_listed(was)}: return the same names"
+        )
+    for name, leaf in was.items():
+        new = now[name]
+        if isinstance(leaf, Tensor) != isinstance(new, Tensor):
+            raise ValueError(f"the next state's {name} is a {type(new).__name__}, and was a {type(leaf).__name__}")
+        if isinstance(leaf, Tensor) and (leaf.shape, leaf.dtype) != (new.shape, new.dtype):
+            raise ValueError(
+                f"the next state's {name} is {tuple(new.shape)} {new.dtype}, and was {tuple(leaf.shape)} {leaf.dtype}: "
+                f"return it as Phase.client_state made it"
+            )
+
+
+def _listed(leaves: Collection[str]) -> str:
+    return ", ".join(leaves) if any(leaves) else "a value without a name" if leaves else "nothing"
 
 
 def _mean(losses: list[Tensor], measured: list[Tensor], like: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedfleet.simulator.arithmetic import lanes
 from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic import vmap_internals
 from fedfleet.simulator.arithmetic.single import Single, squares, summed
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.arithmetic.weight import Weight
@@ -54,13 +54,13 @@ def clipped(
     Raises NotLinear for another such leaf.
 
     """
-    clients, rows = lanes.clients(), len(batch.weight)
+    clients, rows = vmap_internals.clients(), len(batch.weight)
     assert clients is not None
-    named = [(path, path.split(".", 1)[0] in active, *lanes.lower(leaf)) for path, leaf in T.named_leaves(z)]
-    weight, others = lanes.lower(batch.weight), [_below(x) for x in T.leaves(ctx)]
-    data = {name: lanes.lower(v) for name, v in batch.data.items()}
-    below = lanes.lower(keys)
-    with lanes.beneath():
+    named = [(path, path.split(".", 1)[0] in active, *vmap_internals.lower(leaf)) for path, leaf in T.named_leaves(z)]
+    weight, others = vmap_internals.lower(batch.weight), [_below(x) for x in T.leaves(ctx)]
+    data = {name: vmap_internals.lower(v) for name, v in batch.data.items()}
+    below = vmap_internals.lower(keys)
+    with vmap_internals.beneath():
         points: list[Single | Tensor] = []
         for i, (path, trained, value, own) in enumerate(named):
             if value.dim() - own in (2, 4) and path not in dense:
@@ -90,22 +90,22 @@ def clipped(
         cut = {i: signs[i] * factor if signs[i] != 1 else factor for i in moving}
         sums = [g.summed(cut[i]) if isinstance(g, Single) else summed(cut[i], g) for i, g in each.items()]
         losses = flat.detach().view(clients, rows)
-    return T.unflatten({p: z[p] for p in active}, [lanes.lift(x) for x in sums]), lanes.lift(losses)
+    return T.unflatten({p: z[p] for p in active}, [vmap_internals.lift(x) for x in sums]), vmap_internals.lift(losses)
 
 
 def _gradients(losses: Tensor, points: list[Single | Tensor]) -> list[Single | Tensor]:
     """Return the rows' gradients (N, ...) by tensors; layers have recorded theirs."""
     inputs = [p.tap if isinstance(p, Single) else p for p in points]
-    found: Any = [None] * len(inputs)
+    result: Any = [None] * len(inputs)
     if losses.requires_grad:  # or nothing that is trained has been used
-        found = torch.autograd.grad(losses, inputs, torch.ones_like(losses), allow_unused=True)
-    pairs = zip(points, found, strict=True)
+        result = torch.autograd.grad(losses, inputs, torch.ones_like(losses), allow_unused=True)
+    pairs = zip(points, result, strict=True)
     return [p if isinstance(p, Single) else torch.zeros_like(p) if g is None else g for p, g in pairs]
 
 
 def _below(x: Any) -> tuple[Any, bool]:
-    """Return a leaf of what the loss gets besides, a tensor or a number, as ``lanes.lower`` does."""
-    return lanes.lower(x) if isinstance(x, Tensor) else (x, False)
+    """Return a leaf of what the loss gets besides, a tensor or a number, as ``vmap_internals.lower`` does."""
+    return vmap_internals.lower(x) if isinstance(x, Tensor) else (x, False)
 
 
 def _everybody(x: Tensor, own: bool, clients: int) -> Tensor:

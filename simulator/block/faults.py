@@ -1,4 +1,4 @@
-"""What a run does about clients at fault: those whose code raises, or whose values are not finite."""
+"""Clients at fault, whose code raises or whose values are not finite, and what a run does about them."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class Dropped(NamedTuple):
 
     def event(self) -> dict[str, Any]:
         """Return the line of ``events.jsonl``."""
-        found = {"event": "client_dropped", "client": self.client, "why": self.why, "bit_exact": self.bit_exact}
-        return found if self.traceback is None else {**found, "traceback": self.traceback}
+        result = {"event": "client_dropped", "client": self.client, "why": self.why, "bit_exact": self.bit_exact}
+        return result if self.traceback is None else {**result, "traceback": self.traceback}
 
 
 class AtFault(Exception):
@@ -72,19 +72,19 @@ def finite(values: Tree) -> bool:
     return all(math.isfinite(v.sum()) or bool(torch.isfinite(v).all()) for v in floats)
 
 
-def not_finite(sent: Mapping[str, Tree], own: Tree) -> dict[int, str]:
+def not_finite(sent: Mapping[str, Tree], client_state: Tree) -> dict[int, str]:
     """Return who of a block sends or keeps a value that is not finite: row -> the first place where. Leaves are (C, ...).
 
     Combinations are multiplied out one at a time: finite factors may have a product that is not.
     """
-    found: dict[int, str] = {}
+    result: dict[int, str] = {}
     places = [(f"it sends a value that is not finite in {slot!r}", values) for slot, values in sent.items()]
-    places += [(f"its state is not finite in {path!r}", leaf) for path, leaf in T.named_leaves(own)]
+    places += [(f"its state is not finite in {path!r}", leaf) for path, leaf in T.named_leaves(client_state)]
     for what, values in places:
         for leaf in T.leaves(values):
             for row in _rows(multiplied_out(leaf)):
-                found.setdefault(row, what)
-    return found
+                result.setdefault(row, what)
+    return result
 
 
 def _rows(v: Tensor) -> list[int]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from fedfleet.simulator.arithmetic import lanes, rng
+from fedfleet.simulator.arithmetic import rng, vmap_internals
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.combination import Combination, PerClient
 from fedfleet.simulator.arithmetic.factored import Factored, Ledger, Notes
@@ -68,9 +68,9 @@ class _Call:
 
     def _attempt(self, batch: Batch, ctx: Tree, key: Key) -> _Found:
         contents = [self._content(i) for i in range(len(self.z))]
-        plain = {i: lanes.lower(self.z[i]) for i, content in enumerate(contents) if content is None}
-        clients = lanes.clients()
-        with lanes.beneath():
+        plain = {i: vmap_internals.lower(self.z[i]) for i, content in enumerate(contents) if content is None}
+        clients = vmap_internals.clients()
+        with vmap_internals.beneath():
             points = [
                 self._tensor(i, *plain[i], clients) if content is None else self._parameter(i, content)
                 for i, content in enumerate(contents)
@@ -82,10 +82,10 @@ class _Call:
         if strangers := [p for p in players if p is not None and p not in self.tree]:
             raise ValueError(f"the objective has losses for {strangers}, but the parts are {list(self.tree)}")
         with torch.enable_grad():
-            values = {p: lanes.lower(v)[0] for p, v in players.items()}
-            with lanes.beneath():
-                found = self._differentiate(points, values)
-        gradients = [self._gradient(i, p, g) for i, (p, g) in enumerate(zip(points, found, strict=True))]
+            values = {p: vmap_internals.lower(v)[0] for p, v in players.items()}
+            with vmap_internals.beneath():
+                result = self._differentiate(points, values)
+        gradients = [self._gradient(i, p, g) for i, (p, g) in enumerate(zip(points, result, strict=True))]
         first = next(iter(players.values()))
         rest = sum(leaf.numel() for leaf, p in zip(self.z, points, strict=True) if not isinstance(p, Layer))
         return _Found(gradients, first.detach(), T.map(Tensor.detach, dict(aux)), rest)
@@ -116,13 +116,17 @@ class _Call:
             return leaf.combination()
         if ledger is None or leaf.dim() not in (2, 4) or self.paths[i] in self.dense:
             return None
-        value, batched = lanes.lower(leaf)
+        value, batched = vmap_internals.lower(leaf)
         return Combination(ledger.clients, leaf, [(PerClient(value) if batched else ledger.shared(leaf), 1.0)])
 
     def _leaf(self, i: int, point: Tensor) -> Tensor:
         """Return what the loss sees of a tensor."""
         leaf = self.z[i]
-        return lanes.lift(point) if self.trained[i] or isinstance(leaf, Factored) or lanes.is_batched(leaf) else point
+        return (
+            vmap_internals.lift(point)
+            if self.trained[i] or isinstance(leaf, Factored) or vmap_internals.is_batched(leaf)
+            else point
+        )
 
     def _differentiate(self, points: list[Layer | Tensor], values: Mapping[str | None, Tensor]) -> list[Tensor | None]:
         """Differentiate the summed losses, each player's for its own leaves; frozen and unused leaves get None."""
@@ -136,17 +140,17 @@ class _Call:
                 if isinstance(p, Layer):
                     p.recording = i in mine
             inputs = [p.tap if isinstance(p, Layer) else p for p in (points[i] for i in mine)]
-            found = torch.autograd.grad(value.sum(), inputs, allow_unused=True, retain_graph=player != last)
-            for i, g in zip(mine, found, strict=True):
-                grads[i] = g
+            result = torch.autograd.grad(value.sum(), inputs, allow_unused=True, retain_graph=player != last)
+            for i, g in zip(mine, result, strict=True):
+                grads[i] = g if g is None or g.layout == torch.strided else g.to_dense()
         return grads
 
-    def _gradient(self, i: int, point: Layer | Tensor, found: Tensor | None) -> Tensor:
+    def _gradient(self, i: int, point: Layer | Tensor, result: Tensor | None) -> Tensor:
         if isinstance(point, Layer):
             return Factored.of(point.ledger, self.paths[i], self.z[i], dict.fromkeys(point.pairs, 1.0))
-        if found is None:
+        if result is None:
             return torch.zeros_like(self.z[i])
-        return lanes.lift(found)
+        return vmap_internals.lift(result)
 
 
 class EngineOps:
@@ -176,21 +180,21 @@ class EngineOps:
         chosen = self._objective(objective)
         ctx = _dense(ctx, "ctx")
         ledger = self._ledger
-        found = _Call(chosen, z, wrt, ledger, self._notes.dense.setdefault(objective, set())).evaluate(batch, ctx, key)
+        result = _Call(chosen, z, wrt, ledger, self._notes.dense.setdefault(objective, set())).evaluate(batch, ctx, key)
         if ledger is not None:
             rows = len(batch.weight)
             ledger.notes.products.setdefault(objective, ledger.products // max(1, rows))
             # A multiplication and an addition each, forward once and backward twice; no layer: each float once an example.
-            ledger.flop += 6 * (ledger.products + rows * found.rest)
+            ledger.flop += 6 * (ledger.products + rows * result.rest)
         if self.loss is None:
-            self.loss = found.value
-        if BUFFERS in found.aux:
-            self._kept.append((z[BUFFERS], found.aux[BUFFERS]))
-        gradient = T.unflatten(z, found.gradients)
+            self.loss = result.value
+        if BUFFERS in result.aux:
+            self._kept.append((z[BUFFERS], result.aux[BUFFERS]))
+        gradient = T.unflatten(z, result.gradients)
         direction = {
             p: g if chosen.sign.get(p, 0) in (0, 1) else T.scale(chosen.sign[p], g) for p, g in gradient.items()
         }
-        return direction, {**found.aux, "loss": found.value}
+        return direction, {**result.aux, "loss": result.value}
 
     def grads(
         self, objective: str, z: Tree, batch: Batch, key: Key, *, ctx: Tree = None, wrt: tuple[str, ...] | None = None
@@ -212,10 +216,10 @@ class EngineOps:
             return value, value
 
         each = torch.func.vmap(torch.func.grad(loss, has_aux=True), in_dims=(None, 0, 0), randomness="error")
-        found, losses = each(active, dict(batch.data), _keys(key, batch))
+        result, losses = each(active, dict(batch.data), _keys(key, batch))
         if self.loss is None:
             self.loss = batch.mean(losses)
-        return {p: T.scale(chosen.sign[p], found[p]) for p in active}, losses
+        return {p: T.scale(chosen.sign[p], result[p]) for p in active}, losses
 
     def clipped(
         self,
@@ -229,7 +233,7 @@ class EngineOps:
         wrt: tuple[str, ...] | None = None,
     ) -> tuple[Tree, Tensor]:
         """Return the sum of the directions of real rows, each cut to ``norm``, and losses (B,). Raises ValueError as ``grads``."""
-        if lanes.level() == 1 and not lanes.differentiated() and BUFFERS not in z:
+        if vmap_internals.level() == 1 and not vmap_internals.differentiated() and BUFFERS not in z:
             chosen = self._objective(objective)
             # By how it is asked, too, so that what a process has seen elsewhere decides nothing.
             dense = self._notes.dense.setdefault(f"{objective} {wrt} {T.structure(ctx)}", set())

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.reduction import Merging, Reduction
 from fedfleet.simulator.arithmetic.rng import Key
-from fedfleet.simulator.arithmetic.spool import Spool
+from fedfleet.simulator.arithmetic.spill import SpillFile
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.faults import Dropped, Faults
 from fedfleet.simulator.work import Phase
@@ -23,11 +23,13 @@ class BlockTask(NamedTuple):
 
     They are one block, or several, one after the other, whose numbers of clients are ``sizes``.
 
-    ``limit`` (C,) int64 is the local steps after which each of them stops, if they may not finish; ``weights`` (C,) float64 what
-    each counts, None for 1, and ``discount`` what all do beside others; ``feedback`` whether each client's loss is wanted,
-    ``faults`` what is done about clients at fault,
-    ``spool`` the file for uploads that are kept, None for none. A block is filled up to the least of ``rooms``, rising, that holds
-    it, with copies of its first client that count for nothing: blocks of few sizes come often enough to be captured.
+    ``limit`` (C,) int64 is the local steps after which each of them stops, if they may not finish. ``weights`` (C,)
+    float64 is what each counts, None for 1, and ``discount`` what all do beside others. ``feedback`` says whether each
+    client's loss is wanted, ``faults`` what is done about clients at fault. ``spill`` is the file for uploads that are
+    kept, None for none.
+
+    A block is filled up to the least of ``buckets``, rising, that holds it, with copies of its first client that count
+    for nothing: blocks of few sizes come often enough to be captured.
     """
 
     phase: str
@@ -36,15 +38,15 @@ class BlockTask(NamedTuple):
     key: Key
     steps: int | None = None
     limit: Tensor | None = None
-    own: Tree = None
-    inbox: Tree = None
+    client_state: Tree = None
+    client_input: Tree = None
     weights: Tensor | None = None
     discount: float = 1.0
     feedback: bool = False
     faults: Faults = Faults()
-    spool: Spool | None = None
+    spill: SpillFile | None = None
     sizes: tuple[int, ...] = ()
-    rooms: tuple[int, ...] = ()
+    buckets: tuple[int, ...] = ()
 
     @property
     def blocks(self) -> list[BlockTask]:
@@ -66,7 +68,7 @@ class BlockTask(NamedTuple):
     def filled(self) -> BlockTask:
         """Return the task of a block that is filled."""
         clients = len(self.clients)
-        room = next((room for room in self.rooms if room >= clients), clients)
+        room = next((room for room in self.buckets if room >= clients), clients)
         if room == clients:
             return self
         rows = torch.arange(room)
@@ -74,7 +76,10 @@ class BlockTask(NamedTuple):
 
     def part(self, rows: Tensor | slice) -> BlockTask:
         """Return the task of some of the clients, given by their positions, as one block."""
-        given = ((name, getattr(self, name)) for name in ("clients", "copies", "limit", "own", "inbox", "weights"))
+        given = (
+            (name, getattr(self, name))
+            for name in ("clients", "copies", "limit", "client_state", "client_input", "weights")
+        )
         mine = {name: None if t is None else T.index(t, rows) for name, t in given}
         return self._replace(**mine, sizes=())
 
@@ -82,18 +87,18 @@ class BlockTask(NamedTuple):
 class BlockResult(NamedTuple):
     """What comes back: partial sums, never a client's upload unless the reduction stores it.
 
-    Only the scalars in ``config``, (C,), and ``own``, stacked, are of each client. ``steps`` is the sum over the clients,
+    Only the scalars in ``config``, (C,), and ``client_state``, stacked, are of each client. ``steps`` is the sum over the clients,
     ``loss`` a block that of the mean loss of each of the ``measured`` clients that took a gradient, and ``floats_up`` and
     ``bytes_up`` those of all together. ``losses`` (C,) float64 are each client's, NaN for
     none, if asked for. ``splits`` counts how often the block was halved for want of memory.
 
     The ``dropped`` clients, by row, are not among the C, and count for nothing. Where all were, partials are None and
-    ``config`` and ``own`` empty.
+    ``config`` and ``client_state`` empty.
     """
 
     partials: dict[str, Any]
     config: dict[str, Tensor]
-    own: Tree
+    client_state: Tree
     steps: int
     loss: tuple[float, ...]
     measured: int
@@ -131,12 +136,15 @@ def joined(reduce: Mapping[str, Reduction], results: Sequence[tuple[BlockTask, B
         dropped += [d._replace(row=d.row + before) for d in result.dropped]
         before += len(task.clients)
     found = [result for _, result in results]
-    config, own = [r.config for r in found if r.config], [r.own for r in found if r.own is not None]
+    config, client_state = (
+        [r.config for r in found if r.config],
+        [r.client_state for r in found if r.client_state is not None],
+    )
     losses = [r.losses for r in found if r.losses is not None]
     return BlockResult(
         partials=merging.result(),
         config=T.concat(config) if config else {},
-        own=T.concat(own) if own else None,
+        client_state=T.concat(client_state) if client_state else None,
         steps=sum(r.steps for r in found),
         loss=sum((r.loss for r in found), ()),
         measured=sum(r.measured for r in found),
@@ -164,7 +172,7 @@ class BlockParting(NamedTuple):
 
     def bare(self, part: BlockTask) -> BlockTask:
         """Return what joining has to know of a part."""
-        return part._replace(limit=None, own=None, inbox=None, weights=None, spool=None)
+        return part._replace(limit=None, client_state=None, client_input=None, weights=None, spill=None)
 
     def join(self, parts: Sequence[BlockTask], results: Sequence[BlockResult]) -> BlockResult:
         """Return the result of a task from those of its parts."""

@@ -1,17 +1,18 @@
-"""What becomes of what one client sends, on its way to the server: transforms in order, what is really sent, and what is left.
+"""The uplink of one client: transforms in order, what is really sent, and what the client still owes.
 
-A model is sent as its difference from the model that the client was sent under the same name; every other slot as it is. Of a slot
-travel through the transforms its floats, but for the buffers of a model, which go as they are, and so do whole numbers.
+A model is sent as its difference from the model that the client was sent under the same name, and every other slot as
+it is. Only floats travel through the transforms. A model's buffers and whole numbers go as they are.
 
-    x_1 = d (+ e_1)                 the difference d, with what this client still owes at the first transform
-    (rest_i, side_i) = code_i(x_i)  x_{i+1} = rest_i (+ e_{i+1}); the side, and the rest after the last, are what is sent
-    y_i = back_i(y_{i+1}, side_i)   what the server makes of it; y_{n+1} is the last rest
-    e_i <- x_i - y_i                error feedback, where transform i is to have it
+    x_1 = d (+ e_1)                         the difference d, plus what this client still owes at the first transform
+    (residual_i, side_i) = encode_i(x_i)    x_{i+1} = residual_i (+ e_{i+1}); all sides and the last residual are sent
+    y_i = decode_i(y_{i+1}, side_i)         what the server makes of it; y_{n+1} is the last residual
+    e_i <- x_i - y_i                        error feedback, where transform i uses it
 
-The server has origin + y_1, origin its own model, where transforms on the way down have made another of it. Feedback is that of
-Seide et al., "1-bit stochastic gradient descent and its application to data-parallel distributed training of speech DNNs",
-Interspeech 2014, as in Karimireddy, Rebjock, Stich & Jaggi, "Error feedback fixes SignSGD and other gradient compression schemes",
-ICML 2019, Algorithm 2: the error is of all from transform i on.
+The server has origin + y_1. The origin is the server's own model, also where transforms on the way down have made
+another of it. Feedback is that of Seide et al., "1-bit stochastic gradient descent and its application to
+data-parallel distributed training of speech DNNs", Interspeech 2014, as in Karimireddy, Rebjock, Stich & Jaggi,
+"Error feedback fixes SignSGD and other gradient compression schemes", ICML 2019, Algorithm 2. Its error e_i is of all
+transforms from i on.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.factored import Factored
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Tree
-from fedfleet.simulator.work import Slots, Transform, learnt
+from fedfleet.simulator.work import Slots, Transform, trainable
 
 SERVERS = "the server's own"
 """Of what a client was sent by that name: slot -> the server's own model, where transforms have made another of it."""
@@ -36,7 +37,7 @@ SERVERS = "the server's own"
 class Remembering(NamedTuple):
     """A client's state where something on its way up remembers: that of its work, and by phase and transform what it owes."""
 
-    own: Tree
+    client_state: Tree
     memory: Mapping[str, Mapping[str, Slots]]
 
 
@@ -47,7 +48,7 @@ class Passed(NamedTuple):
     memory: dict[str, Slots]
     numbers: int
     bits: int
-    told: dict[str, Tensor]
+    scalars: dict[str, Tensor]
 
 
 def through(
@@ -75,11 +76,11 @@ def through(
     moved = {s: compressible(moved_by(send[s], origins.get(s))) for s in send}
     moved = {s: {n: x if kept else _dense(x) for n, x in leaves.items()} for s, leaves in moved.items()}
     moved = {slot: leaves for slot, leaves in moved.items() if leaves}
-    found, owed, numbers, bits, told = coded(transforms, 0, moved, shared, memory, key)
+    result, owed, numbers, bits, scalars = coded(transforms, 0, moved, shared, memory, key)
     came = {}
     for slot, tree in send.items():
         mine, origin = (
-            found.get(slot, {}),
+            result.get(slot, {}),
             dict(T.named_leaves(own.get(slot, origins[slot]) if slot in origins else None)),
         )
         leaves = []
@@ -94,7 +95,7 @@ def through(
                 leaves.append(leaf)
                 numbers, bits = numbers + leaf.numel(), bits + 8 * leaf.numel() * leaf.element_size()
         came[slot] = T.unflatten(tree, leaves)
-    return Passed(came, owed, numbers, bits, told)
+    return Passed(came, owed, numbers, bits, scalars)
 
 
 def coded(
@@ -109,25 +110,25 @@ def coded(
     if at == len(transforms):
         return given, {}, T.count(given), 8 * T.num_bytes(given), {}
     transform = transforms[at]
-    if transform.feedback and memory is not None:
+    if transform.error_feedback and memory is not None:
         given = T.add(given, memory[str(at)])
-    code = transform.code(given, rng.fold(key, at), shared)
-    rest, owed, numbers, bits, told = coded(transforms, at + 1, code.rest, shared, memory, key)
-    back = code.back(rest)
-    if transform.feedback:
+    code = transform.encode(given, rng.fold(key, at), shared)
+    rest, owed, numbers, bits, scalars = coded(transforms, at + 1, code.residual, shared, memory, key)
+    back = code.decode(rest)
+    if transform.error_feedback:
         owed[str(at)] = T.sub(given, back)
-    return back, owed, numbers + code.numbers, bits + code.bits, {**code.told, **told}
+    return back, owed, numbers + code.numbers, bits + code.bits, {**code.scalars, **scalars}
 
 
 def compressible(tree: Tree) -> dict[str, Tensor]:
     """Return the leaves of a slot that travel through transforms, by path: its floats, but for a model's buffers."""
-    return {n: x for n, x in T.named_leaves(learnt(tree)) if x.is_floating_point() and x.numel()}
+    return {n: x for n, x in T.named_leaves(trainable(tree)) if x.is_floating_point() and x.numel()}
 
 
 def sizes(send: Mapping[str, Tree]) -> dict[str, int]:
     """Return how many floats of each slot travel through transforms, where there are any."""
-    found = {slot: T.count(compressible(tree)) for slot, tree in send.items()}
-    return {slot: n for slot, n in found.items() if n}
+    result = {slot: T.count(compressible(tree)) for slot, tree in send.items()}
+    return {slot: n for slot, n in result.items() if n}
 
 
 def nothing_owed(transforms: tuple[Transform, ...], send: Mapping[str, Tree]) -> dict[str, Slots]:

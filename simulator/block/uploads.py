@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedfleet.simulator.arithmetic.spool import Spool
-from fedfleet.simulator.arithmetic.stored import Stored
+from fedfleet.simulator.arithmetic.spill import SpillFile
+from fedfleet.simulator.arithmetic.upload_matrix import UploadMatrix
 from fedfleet.simulator.errors import ClientError, one_line
 
 
-def put_down(phase: str, spool: Spool | None, partials: dict[str, Any]) -> dict[str, Any]:
+def put_down(phase: str, spill: SpillFile | None, partials: dict[str, Any]) -> dict[str, Any]:
     """Return a block's partial results, large uploads among them in the file. Raises ClientError where the disk is full."""
-    if spool is None:
+    if spill is None:
         return partials
     try:
-        return {slot: p.filed(spool) if isinstance(p, Stored) else p for slot, p in partials.items()}
+        return {slot: p.spilled(spill) if isinstance(p, UploadMatrix) else p for slot, p in partials.items()}
     except OSError as e:
         raise ClientError(
             f"phase {phase!r}: uploads are kept in a file, and that cannot be written ({one_line(e)}): free some space, set "
-            f"TMPDIR to a folder with more, or lower cohort.invite"
+            f"TMPDIR to a folder with more, or lower cohort.size"
         ) from e

@@ -1,4 +1,4 @@
-"""What comes back from the clients of a phase: blocks merged in order, and who was dropped."""
+"""Answers of the clients of a phase: blocks merged in order, and who was dropped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Group(NamedTuple):
     order: Tensor
     tasks: list[BlockTask]
     discount: float
-    parting: BlockParting | None = None
+    sharding: BlockParting | None = None
 
     @property
     def counts(self) -> Tensor:
@@ -45,7 +45,7 @@ class Answers(NamedTuple):
         config: scalar -> (R,), of the R clients that count.
         kept: a group -> which of its clients count, a mask.
         results: the blocks', without partials.
-        own: the new states of the clients of a block, and who they are.
+        client_state: the clients of a block, and their new states.
 
     """
 
@@ -53,7 +53,7 @@ class Answers(NamedTuple):
     config: dict[str, Tensor]
     kept: list[Tensor]
     results: list[BlockResult]
-    own: list[tuple[Tensor, Tree]]
+    client_state: list[tuple[Tensor, Tree]]
 
     @property
     def dropped(self) -> list[Dropped]:
@@ -73,12 +73,12 @@ def merged(
                 result = next(running)
             except ClientTimeout:
                 result = without_slow(phase, task, again(group))
-            partials = put_down(task.phase, task.spool, result.partials)  # what a worker of another machine could not
+            partials = put_down(task.phase, task.spill, result.partials)  # what a worker of another machine could not
             merging.add(partials, len(task.sizes) or 1)
             masks.append(result.kept(task))
-            if result.own is not None:
-                found.own.append((task.clients[masks[-1]], result.own))
-            found.results.append(result._replace(partials={}, own=None))
+            if result.client_state is not None:
+                found.client_state.append((task.clients[masks[-1]], result.client_state))
+            found.results.append(result._replace(partials={}, client_state=None))
         found.kept.append(torch.cat(masks))
         mine = merging.result()
         for slot, reduction in phase.reduce.items():

@@ -1,4 +1,4 @@
-"""What the server works at itself, on examples of its own, as one of its clients would."""
+"""The server's own work, on examples of its own, as one of its clients would do it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from fedfleet.simulator.work import Message, Phase
 
 
 def at_server(
-    executor: Executor, phase: Phase, shared: Message, own: Tree, key: Key, steps: int | None, faults: Faults
+    executor: Executor, phase: Phase, shared: Message, client_state: Tree, key: Key, steps: int | None, faults: Faults
 ) -> Done:
     """Return what a phase comes to whose one client, number 0 of its own population, is the server. Raises ClientError.
 
     It is a block like any other: the executor's workers do it, with draws of ``key``. Of ``faults`` it cannot be dropped.
     """
-    if own is None and phase.own is not None:
-        own = phase.own(shared.merged())
+    if client_state is None and phase.client_state is not None:
+        client_state = phase.client_state(shared.merged())
     alone = torch.zeros(1, dtype=torch.int64)
     task = BlockTask(
         phase=phase.name,
@@ -34,12 +34,12 @@ def at_server(
         copies=alone,
         key=key,
         steps=steps,
-        own=None if own is None else T.map(lambda leaf: leaf[None], own),
+        client_state=None if client_state is None else T.map(lambda leaf: leaf[None], client_state),
         faults=Faults(non_finite="keep" if faults.non_finite == "keep" else "fail"),
     )
     try:
-        (found,) = executor.map(run_at_server, replace(shared, size=None), [task])
+        (result,) = executor.map(run_at_server, replace(shared, size=None), [task])
     except ClientError as e:
         raise type(e)(f"the server's own work: {e.told()}") from e.__cause__
-    values = {slot: r.final(found.partials[slot]) for slot, r in phase.reduce.items()}
-    return Done(values, None if found.own is None else T.index(found.own, 0))
+    values = {slot: r.final(result.partials[slot]) for slot, r in phase.reduce.items()}
+    return Done(values, None if result.client_state is None else T.index(result.client_state, 0))

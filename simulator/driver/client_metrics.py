@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedfleet.simulator.algorithm import Personal
 from fedfleet.simulator.arithmetic import rng
-from fedfleet.simulator.arithmetic.reduction import Store, merge
+from fedfleet.simulator.arithmetic.reduction import CollectUploads, merge
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.block import run_block
@@ -19,7 +19,7 @@ from fedfleet.simulator.block.task import BlockTask
 from fedfleet.simulator.driver.evaluation import CHUNK, TENTH, less_is_better
 from fedfleet.simulator.driver.state import ClientStore
 from fedfleet.simulator.executors.base import Executor
-from fedfleet.simulator.work import At, Batch, BatchPlan, LocalWork, Message, Ops, Phase, Stage, StepFn
+from fedfleet.simulator.work import Batch, BatchPlan, LocalLoop, LocalWork, Message, Ops, Phase, StepFn, StepInfo
 
 NAME, GLOBAL, OWN = "client_metrics", "global", "own_"
 WEIGHT = "weight"
@@ -31,7 +31,7 @@ class _Measured(NamedTuple):
     """A client in the middle: its own model under way, what it keeps, examples seen, what they weigh, weighted sums of metrics."""
 
     carry: Tree
-    own: Tree
+    client_state: Tree
     rows: Tensor
     weight: Tensor
     totals: dict[str, Tensor]
@@ -49,41 +49,48 @@ def client_phase(metrics: tuple[str, ...], *, held_out: bool, personal: Personal
     """
     whose = client_metrics(metrics, personal)
 
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _Measured:
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> _Measured:
         zero = torch.zeros((), device=key.device)
-        carry = None if personal is None else personal.work.begin(shared, own, inbox, key)
-        return _Measured(carry, own, zero, zero, dict.fromkeys(whose, zero))
+        carry = None if personal is None else personal.work.client_init(shared, client_state, client_input, key)
+        return _Measured(carry, client_state, zero, zero, dict.fromkeys(whose, zero))
 
     def lifted(step: StepFn) -> StepFn:
         return lambda ops, shared, at_work, batch, at, key: at_work._replace(
             carry=step(ops, shared, at_work.carry, batch, at, key)
         )
 
-    def measure(ops: Ops, shared: Mapping[str, Any], at_work: _Measured, batch: Batch, at: At, key: Key) -> _Measured:
+    def measure(
+        ops: Ops, shared: Mapping[str, Any], at_work: _Measured, batch: Batch, at: StepInfo, key: Key
+    ) -> _Measured:
         each = ops.apply("per_example", shared[GLOBAL], batch)
-        found = {name: each[name] for name in metrics}
+        result = {name: each[name] for name in metrics}
         if personal is not None:
-            z = personal.work.finish(shared, at_work.own, None, at_work.carry)[0].send["z"]
+            z = personal.work.client_final(shared, at_work.client_state, None, at_work.carry)[0].send["z"]
             mine = ops.apply(personal.function, z, batch)
-            found |= {f"{OWN}{name}": mine[name] for name in metrics}
+            result |= {f"{OWN}{name}": mine[name] for name in metrics}
         rows, weight = batch.count(), each.get(WEIGHT)
         total = lambda v: rows * batch.mean(v if weight is None else weight * v)  # noqa: E731
-        totals = {name: at_work.totals[name] + total(found[name]) for name in whose}
+        totals = {name: at_work.totals[name] + total(result[name]) for name in whose}
         weighs = rows if weight is None else total(torch.ones_like(weight))
-        return _Measured(at_work.carry, at_work.own, at_work.rows + rows, at_work.weight + weighs, totals)
+        return _Measured(at_work.carry, at_work.client_state, at_work.rows + rows, at_work.weight + weighs, totals)
 
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, at_work: _Measured) -> tuple[Message, Tree]:
+    def client_final(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, at_work: _Measured
+    ) -> tuple[Message, Tree]:
         means = {name: total / at_work.weight for name, total in at_work.totals.items()}
-        return Message(send={"metrics": means, "examples": at_work.rows}), own
+        return Message(send={"metrics": means, "examples": at_work.rows}), client_state
 
     everything = BatchPlan(size=CHUNK, epochs=1, shuffle=False, held_out=held_out)
-    before = () if personal is None else personal.work.stages
-    stages = (*(Stage(step=lifted(s.step), batches=s.batches) for s in before), Stage(step=measure, batches=everything))
+    before = () if personal is None else personal.work.loops
+    stages = (
+        *(LocalLoop(step=lifted(s.step), batches=s.batches) for s in before),
+        LocalLoop(step=measure, batches=everything),
+    )
     return Phase(
         name=NAME,
-        work=LocalWork(begin=begin, stages=stages, finish=finish),
-        reduce={"metrics": Store(), "examples": Store()},
-        own=None if personal is None else personal.own,
+        work=LocalWork(client_init=client_init, loops=stages, client_final=client_final),
+        reduce={"metrics": CollectUploads(), "examples": CollectUploads()},
+        client_state=None if personal is None else personal.client_state,
     )
 
 
@@ -127,7 +134,7 @@ def evaluate_clients(
     *,
     seed: int = 0,
     message: Message | None = None,
-    own: Callable[[Tensor], Tree] | None = None,
+    client_state: Callable[[Tensor], Tree] | None = None,
 ) -> ClientMetrics:
     """Return every client's metrics at ``z``; the setup must hold ``client_phase``.
 
@@ -137,23 +144,30 @@ def evaluate_clients(
         clients: their number, N.
         seed: of what clients draw on the way to their own models.
         message: what these are made of, if there are such.
-        own: what clients (C,) keep, stacked.
+        client_state: what clients (C,) keep, stacked.
 
     """
     key, faults = rng.fold(rng.key(seed), "own model"), Faults(non_finite="keep")
     tasks = (  # made as they are needed: of what clients keep no more is in memory than is at work
-        BlockTask(NAME, c, torch.zeros_like(c), key, own=None if own is None else own(c), faults=faults)
+        BlockTask(
+            NAME,
+            c,
+            torch.zeros_like(c),
+            key,
+            client_state=None if client_state is None else client_state(c),
+            faults=faults,
+        )
         for c in torch.arange(clients).split(CLIENTS_A_BLOCK)
     )
     sent = Message() if message is None else message
     partials: dict[str, Any] = {"metrics": None, "examples": None}
     for result in executor.map(run_block, Message({GLOBAL: z, **sent.send}, sent.config, sent.known), tasks):
-        partials = {slot: merge(Store(), partials[slot], result.partials[slot]) for slot in partials}
+        partials = {slot: merge(CollectUploads(), partials[slot], result.partials[slot]) for slot in partials}
     found, examples = (partials[slot].stacked() for slot in partials)
     return ClientMetrics(examples, found)
 
 
 def states(store: ClientStore, personal: Personal, message: Message) -> Callable[[Tensor], Tree] | None:
     """Return what looks up the clients' states; None where they keep nothing."""
-    fresh = personal.own
+    fresh = personal.client_state
     return None if fresh is None else lambda clients: store.get(clients, lambda: fresh(message.merged()))

@@ -1,4 +1,4 @@
-"""What is fixed for a run, beside its algorithm and its clients."""
+"""Conditions that are fixed for a run, beside its algorithm and its clients."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from fedfleet.simulator.arithmetic.spool import FILED_BYTES
+from fedfleet.simulator.arithmetic.spill import SPILLED_BYTES
 from fedfleet.simulator.block.faults import Faults
 from fedfleet.simulator.fleet.responses import Federation
 from fedfleet.simulator.fleet.selection import Selection, Uniform
@@ -22,9 +22,10 @@ class Conditions:
         federation: how clients behave and whom the server waits for.
         selection: whom it invites.
         shared_response_count: both phases of a round wait for the same share p_t of answers.
-        min_responses, attempts, retry_s: a phase with fewer answers is void, and the round starts again with new cohorts after
+        min_responses, attempts, retry_s: a phase with fewer answers is aborted, and the round starts again with new cohorts after
             so many virtual seconds, so often in all.
-        skip_void: a round with a void phase is over instead: it counts, ``retry_s`` pass, and the algorithm is told.
+        skip_aborted: a round with an aborted phase is over instead. It counts, ``retry_s`` pass, and the algorithm is
+            told.
         over_select: invite this many times as many clients as the algorithm asks for.
         stale_discount: use late answers of phases without client state in the phase of that name in a later round, with this
             weight a round of delay; None ignores them.
@@ -33,7 +34,7 @@ class Conditions:
         faults: what is done about clients at fault.
         bytes_up: phase -> bytes that a client sends, as devices are told before any has sent them.
         flop: phase -> floating-point operations an example.
-        filed_bytes: uploads of a block that are kept lie in a file from so many bytes on; changes no bit.
+        spilled_bytes: uploads of a block that are kept lie in a file from so many bytes on; changes no bit.
         device: where the server computes with them, None for the CPU.
 
     """
@@ -45,7 +46,7 @@ class Conditions:
     min_responses: int = 1
     attempts: int = 10
     retry_s: float = 1.0
-    skip_void: bool = False
+    skip_aborted: bool = False
     over_select: float = 1.0
     stale_discount: float | None = None
     train_all: bool = False
@@ -53,5 +54,5 @@ class Conditions:
     faults: Faults = field(default_factory=Faults)
     bytes_up: Mapping[str, float] = field(default_factory=dict)
     flop: Mapping[str, float] = field(default_factory=dict)
-    filed_bytes: int = FILED_BYTES
+    spilled_bytes: int = SPILLED_BYTES
     device: torch.device | None = None

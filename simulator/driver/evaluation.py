@@ -16,7 +16,9 @@ from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.chunk import Chunk, run_chunk
 from fedfleet.simulator.driver.label_free import label_free
 from fedfleet.simulator.driver.records import numbers
+from fedfleet.simulator.errors import ClientError, FedfleetError, one_line
 from fedfleet.simulator.executors.base import Executor
+from fedfleet.simulator.signals import contained
 from fedfleet.simulator.work import Message
 
 TENTH = 10
@@ -35,8 +37,15 @@ CHUNK = 500  # fixed, since the chunk decides the bits
 
 
 def measure(task: Task, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return a task's metrics of outputs on data. Raises FedfleetError where one is no number."""
-    return numbers(task.metrics(outputs, data), "the task's metrics")
+    """Return a task's metrics of outputs on data. Raises FedfleetError where one is no number, or raises."""
+    try:
+        with contained():
+            result = task.metrics(outputs, data)
+    except FedfleetError:
+        raise
+    except Exception as e:
+        raise ClientError(f"the task's metrics: {type(e).__name__}: {one_line(e)}") from e
+    return numbers(result, "the task's metrics")
 
 
 class Measured(NamedTuple):
@@ -63,15 +72,15 @@ class Measurement:
 
     def result(self) -> Measured:
         """Return the task's metrics on every split; those of the split "test" have no prefix. To be called once."""
-        found: dict[str, float] = {}
+        result: dict[str, float] = {}
         domains: dict[str, Tensor] = {}
         classes = None
         for split, pending in self._outputs.items():
             outputs, data = T.concat(list(pending)), self._data[split]
             metrics, by, of_split = measured(self._task, split, outputs, data)
             domains, classes = by or domains, of_split or classes
-            found |= {f"{'' if split == 'test' else f'{split}_'}{name}": value for name, value in metrics.items()}
-        return Measured(found | of_model(self._task, self._z, self._data), domains, classes)
+            result |= {f"{'' if split == 'test' else f'{split}_'}{name}": value for name, value in metrics.items()}
+        return Measured(result | of_model(self._task, self._z, self._data), domains, classes)
 
 
 def of_model(task: Task, z: Tree, data: Mapping[str, Any]) -> dict[str, float]:
@@ -86,23 +95,23 @@ def measured(task: Task, split: str, outputs: Tree, data: Mapping[str, Tensor]) 
     Of what an attack is aimed at it is the share of examples that the model says of what the attackers want. Where targets are held
     out, what can be said of them without labels is said, if the task gives ``probabilities``.
     """
-    found, domains = dict(measure(task, outputs, data)), {}
+    result, domains = dict(measure(task, outputs, data)), {}
     if split in AIMED_AT:
-        return Measured({"success": found["accuracy"]}, domains)
+        return Measured({"success": result["accuracy"]}, domains)
     if not has_rows(outputs, len(data["y"])):
-        return Measured(found, domains)
+        return Measured(result, domains)
     if "domain" in data:
         each = by_domain(task, outputs, data)
-        found |= summarised(each) if split == "test" else worst_domains(each)
+        result |= summarised(each) if split == "test" else worst_domains(each)
         domains = each if split == "test" else {}
         if "target" in data:
-            found |= by_roles_of_domains(each, data["domain"][data["target"]].unique(), gap=split == "test")
-    found |= by_role(task, outputs, data)
+            result |= by_roles_of_domains(each, data["domain"][data["target"]].unique(), gap=split == "test")
+    result |= by_role(task, outputs, data)
     guess = getattr(task, "probabilities", None)
     if split == VALIDATION and guess is not None and "target" in data and data["target"].any():
         measures = label_free(guess(T.index(outputs, data["target"])))
-        found |= {f"target_{name}": value for name, value in measures.items()}
-    return Measured(found, domains, confusions(task, outputs, data) if split in TESTED else None)
+        result |= {f"target_{name}": value for name, value in measures.items()}
+    return Measured(result, domains, confusions(task, outputs, data) if split in TESTED else None)
 
 
 def confusions(task: Task, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
@@ -141,25 +150,25 @@ def has_rows(outputs: Tree, size: int) -> bool:
 def by_domain(task: Task, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return "examples" (p,) int64 and a task's metrics (p,) float64 in each domain 0, ..., p - 1; NaN where it has no example."""
     examples = data["domain"].bincount()
-    found: dict[str, Tensor] = {"examples": examples}
+    result: dict[str, Tensor] = {"examples": examples}
     order = data["domain"].argsort(stable=True)
     for domain, rows in enumerate(order.split(examples.tolist())):
         if len(rows):
             for name, value in measure(task, T.index(outputs, rows), T.index(data, rows)).items():
-                found.setdefault(name, torch.full((len(examples),), torch.nan, dtype=torch.float64))[domain] = value
-    return found
+                result.setdefault(name, torch.full((len(examples),), torch.nan, dtype=torch.float64))[domain] = value
+    return result
 
 
 def by_role(task: Task, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:
     """Return "source_<metric>" and "target_<metric>" where some of the examples are of targets."""
     if "target" not in data:
         return {}
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for role, rows in (("source", ~data["target"]), ("target", data["target"])):
         if rows.any():
             each = measure(task, T.index(outputs, rows), T.index(data, rows))
-            found |= {f"{role}_{name}": value for name, value in each.items()}
-    return found
+            result |= {f"{role}_{name}": value for name, value in each.items()}
+    return result
 
 
 def by_roles_of_domains(domains: Mapping[str, Tensor], targets: Tensor, *, gap: bool) -> dict[str, float]:
@@ -172,12 +181,12 @@ def by_roles_of_domains(domains: Mapping[str, Tensor], targets: Tensor, *, gap: 
     role[targets] = True
     sources = {name: each[~role] for name, each in domains.items()}
     several = int((sources["examples"] > 0).sum()) > 1
-    found = {f"source_{name}": value for name, value in worst_domains(sources).items()} if several else {}
+    result = {f"source_{name}": value for name, value in worst_domains(sources).items()} if several else {}
     for name, each in domains.items() if gap else ():
         if name != "examples":
             lost = float(sources[name].nanmean() - each[role].nanmean())
-            found[f"gap_{name}"] = -lost if less_is_better(name) else lost
-    return found
+            result[f"gap_{name}"] = -lost if less_is_better(name) else lost
+    return result
 
 
 def worst_domains(domains: Mapping[str, Tensor]) -> dict[str, float]:
@@ -190,7 +199,7 @@ def summarised(domains: Mapping[str, Tensor]) -> dict[str, float]:
 
     A domain whose loss is no number counts as the worst; another metric may not exist there, as AUC with one class.
     """
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     there = domains.get("examples", torch.ones(1)) > 0
     for name, each in domains.items():
         known = each[there.expand_as(each)]
@@ -198,11 +207,11 @@ def summarised(domains: Mapping[str, Tensor]) -> dict[str, float]:
         if name == "examples" or not len(known):
             continue
         worst = known.sort(descending=less_is_better(name)).values
-        found[f"{name}_worst_domain"] = float(worst[0])
+        result[f"{name}_worst_domain"] = float(worst[0])
         if len(worst) >= TENTH:
-            found[f"{name}_worst_tenth"] = float(worst[: len(worst) // TENTH].mean())
-        found[f"{name}_spread"] = float(worst[-1] - worst[0]) * (-1 if less_is_better(name) else 1)
-    return found
+            result[f"{name}_worst_tenth"] = float(worst[: len(worst) // TENTH].mean())
+        result[f"{name}_spread"] = float(worst[-1] - worst[0]) * (-1 if less_is_better(name) else 1)
+    return result
 
 
 def less_is_better(metric: str) -> bool:

@@ -1,12 +1,13 @@
-"""How good a model may be on examples without labels: what to select models by where a domain has none.
+"""Label-free measures of a model, to select models by where a domain has no labels.
 
     entropy        mean entropy of predictions, of which less is better
-    information    entropy of the mean prediction minus that: certain, and not all the same (Bridle, Heading & MacKay, "Unsupervised
-                   classifiers, mutual information and phantom targets", NeurIPS 1991; Shi & Sha, ICML 2012)
-    density        soft neighbourhood density (Saito et al., "Tune it the right way", ICCV 2021): whether predictions that are alike
-                   are alike to many others
+    information    entropy of the mean prediction minus that: certain, and not all the same (Bridle, Heading & MacKay,
+                   "Unsupervised classifiers, mutual information and phantom targets", NeurIPS 1991; Shi & Sha, ICML
+                   2012)
+    density        soft neighbourhood density (Saito et al., "Tune it the right way", ICCV 2021): whether similar
+                   predictions have many others near them
 
-All in nats, of probabilities (n, K).
+All are in nats, of probabilities (n, K).
 """
 
 from __future__ import annotations

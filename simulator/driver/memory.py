@@ -1,4 +1,4 @@
-"""What the engine remembers between rounds: committed when a round is accepted, unchanged by one that is void."""
+"""The engine's memory between rounds: committed when a round is accepted, discarded when an attempt is aborted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedfleet.simulator.driver.state import ClientStore, Slots
-from fedfleet.simulator.fleet.flights import Flight, Flights
+from fedfleet.simulator.fleet.in_flight import Flights, InFlight
 from fedfleet.simulator.fleet.late import Assignment, Late
 from fedfleet.simulator.fleet.selection import Selection
 
@@ -16,7 +16,7 @@ class Remembered(NamedTuple):
 
     states: Slots
     late: tuple[Assignment, ...]
-    flights: tuple[Flight, ...]
+    flights: tuple[InFlight, ...]
     launched: int
     selection: Any
 
@@ -49,11 +49,11 @@ class Memory:
         flights, launched = self.flights.committed
         return Remembered(self.store.slots(), self.late.committed, flights, launched, self._selection_before)
 
-    def restore(self, found: Remembered) -> None:
+    def restore(self, result: Remembered) -> None:
         """Go on from what was committed. Raises StateError."""
-        self.store.restore(found.states)
-        self.late.committed = found.late
-        self.flights.committed = found.flights, found.launched
-        self.selection = self._selection_before = found.selection
+        self.store.restore(result.states)
+        self.late.committed = result.late
+        self.flights.committed = result.flights, result.launched
+        self.selection = self._selection_before = result.selection
         self.late.discard()
         self.flights.discard()

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedfleet.simulator.algorithm import Algorithm, Buffered, Cohort, Problem, Reduced, Role
+from fedfleet.simulator.algorithm import Algorithm, Buffer, Buffered, Cohort, Problem, Reduced, Role
 from fedfleet.simulator.arithmetic.factored import Notes
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.faults import Faults
-from fedfleet.simulator.block.purity import Impure, repeated
+from fedfleet.simulator.block.side_effects import Impure, repeated
 from fedfleet.simulator.driver.codec import encode
 from fedfleet.simulator.driver.memory import Memory
 from fedfleet.simulator.driver.round import Conditions, EngineRound
@@ -104,13 +104,15 @@ class _Small(EngineRound):
         return super().draw(min(size, CLIENTS), clients)
 
     def map_reduce(
-        self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
+        self, phase: Phase, *, shared: Message, cohort: Cohort, client_input: Tree = None, steps: int | None = None
     ) -> Reduced:
         if phase.secure is not None:  # of two, nobody may go
             phase = replace(phase, secure=replace(phase.secure, dropout={}))
         # The steps of the plan: those of a round may be drawn, and what an example costs depend on them.
-        return super().map_reduce(phase, shared=shared, cohort=cohort, inbox=inbox)
+        return super().map_reduce(phase, shared=shared, cohort=cohort, client_input=client_input)
 
-    def buffered(self, phase: Phase, *, size: int, concurrency: int, **given: Any) -> list[Buffered]:
-        few = min(size, CLIENTS)
-        return super().buffered(phase, size=few, concurrency=few, **given)
+    def buffered(self, phase: Phase, *, buffer: Buffer, **given: Any) -> list[Buffered]:
+        few = (
+            CLIENTS if buffer.seconds else min(buffer.size, CLIENTS)
+        )  # also of a server that steps by time, so that answers come in
+        return super().buffered(phase, buffer=buffer._replace(size=few, seconds=None, concurrency=few), **given)

@@ -13,7 +13,7 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.task import BlockResult
 from fedfleet.simulator.errors import FedfleetError, one_line
-from fedfleet.simulator.fleet.responses import Fate, Responses
+from fedfleet.simulator.fleet.responses import Outcome, Responses
 from fedfleet.simulator.fleet.secagg import Secured
 from fedfleet.simulator.work import Message
 
@@ -22,27 +22,28 @@ SCALAR_BYTES = 8  # a config scalar travels as a float64
 
 def numbers(metrics: Mapping[str, Any], whose: str) -> dict[str, float]:
     """Return metrics as floats. Raises FedfleetError naming one that is none."""
-    found = {}
+    result = {}
     for name, value in metrics.items():
         try:
             if isinstance(value, str):
                 raise ValueError("text")
-            found[name] = float(value)
+            result[name] = float(value)
         except (TypeError, ValueError, RuntimeError):
             what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
             raise FedfleetError(f"{whose}: {name!r} is {one_line(what)[:80]}: give one number a name") from None
-    return found
+    return result
 
 
 @dataclass
 class PhaseRecord:
-    """A row of ``phases.parquet`` and its fates.
+    """A row of ``phases.parquet`` and its outcomes.
 
-    ``counts`` has a key a fate, "invited", "merged_stale" (late updates of earlier rounds used in this phase), "client_steps", and
-    floats and bytes each way; ``bytes_down_each`` is one client's, on average. ``events`` are what happened that should not have,
-    one a line of ``events.jsonl``; with one that says ``bit_exact: false`` the run is not reproducible to the bit.
-    ``secured`` is how the exchange went where the server saw a sum alone. ``in_vain`` are answers that came and were too few, so
-    that nobody has computed them, and ``each`` the floats and bytes of one answer, where some were computed.
+    ``counts`` has a key an outcome, "invited", "merged_stale" (late updates of earlier rounds used in this phase),
+    "client_steps", and floats and bytes each way; ``bytes_down_each`` is one client's, on average. ``events`` are what
+    happened that should not have, one a line of ``events.jsonl``; with one that says ``bit_exact: false`` the run is not
+    reproducible to the bit. ``secured`` is how the exchange went where the server saw a sum alone. ``in_vain`` are answers
+    that came and were too few, so that nobody has computed them, and ``each`` the floats and bytes of one answer, where
+    some were computed.
     """
 
     phase: str
@@ -58,17 +59,17 @@ class PhaseRecord:
     in_vain: int = 0
     each: tuple[int, int] | None = None
 
-    def invited(self, shared: Message, inbox: Tree = None, online: int | None = None) -> None:
-        """Count the fates and what was sent to those online: the shared message and their rows of the inbox."""
+    def invited(self, shared: Message, client_input: Tree = None, online: int | None = None) -> None:
+        """Count the outcomes and what was sent to those online: the shared message and their rows of the client_input."""
         size = len(self.clients)
         if (secured := self.secured) is not None:
             online = secured.asked
-        there = self.responses.fate != Fate.OFFLINE
+        there = self.responses.outcome != Outcome.UNAVAILABLE
         online = int(there.sum()) if online is None else online
-        floats, each = message_size(shared, inbox, size)
+        floats, each = message_size(shared, client_input, size)
         total = lambda of: int(of[there].sum()) if isinstance(of, Tensor) else online * of  # noqa: E731
         self.bytes_down_each = float(torch.as_tensor(each, dtype=torch.float64).mean().nan_to_num())  # 0 of nobody
-        self.counts = self._fates() | {
+        self.counts = self._outcomes() | {
             "invited": size,
             **dict.fromkeys(("merged_stale", "client_steps", "floats_up", "bytes_up"), 0),
             "floats_down": total(floats),
@@ -78,14 +79,14 @@ class PhaseRecord:
             self.counts["bytes_up"] += secured.bytes_up
             self.counts["bytes_down"] += secured.bytes_down
 
-    def _fates(self) -> dict[str, int]:
-        counts = self.responses.fate.bincount(minlength=len(Fate)).tolist()
-        return {f.name.lower(): counts[f] for f in Fate}
+    def _outcomes(self) -> dict[str, int]:
+        counts = self.responses.outcome.bincount(minlength=len(Outcome)).tolist()
+        return {f.name.lower(): counts[f] for f in Outcome}
 
-    def befell(self, rows: Tensor, fate: Fate) -> None:
-        """Change the fate of some of the invited clients, given by their positions."""
-        self.responses.fate[rows] = int(fate)
-        self.counts |= self._fates()
+    def befell(self, rows: Tensor, outcome: Outcome) -> None:
+        """Change the outcome of some of the invited clients, given by their positions."""
+        self.responses.outcome[rows] = int(outcome)
+        self.counts |= self._outcomes()
 
     def handed_back(self, shared: Message, clients: int) -> None:
         """Count what was sent to so many clients after they had been heard."""
@@ -110,7 +111,7 @@ class PhaseRecord:
     def came_in_vain(self, each: tuple[int, int]) -> None:
         """Count answers that nobody has computed, of which each would have sent so many floats and bytes."""
         floats, of_bytes = each
-        counted = self.secured is not None and self.secured.void  # masked messages are then among the bytes already
+        counted = self.secured is not None and self.secured.aborted  # masked messages are then among the bytes already
         self._sent(self.in_vain * floats, 0 if counted else self.in_vain * of_bytes)
 
     def _sent(self, floats: int, of_bytes: int) -> None:
@@ -118,8 +119,8 @@ class PhaseRecord:
         self.counts["bytes_up"] += of_bytes
 
 
-def message_size(shared: Message, inbox: Tree, size: int) -> tuple[int | Tensor, int | Tensor]:
+def message_size(shared: Message, client_input: Tree, size: int) -> tuple[int | Tensor, int | Tensor]:
     """Return (floats, bytes) sent to each of ``size`` clients, or to each of them in their order (size,)."""
-    own = (0, 0) if inbox is None else (T.count(inbox) // size, T.num_bytes(inbox) // size)
+    own = (0, 0) if client_input is None else (T.count(client_input) // size, T.num_bytes(client_input) // size)
     floats, of_bytes = shared.size or (T.count(dict(shared.send)), T.num_bytes(dict(shared.send)))
     return floats + own[0], of_bytes + own[1] + SCALAR_BYTES * len(shared.config)

@@ -1,4 +1,7 @@
-"""What the server does, which must leave what it is given as it was: a round may be tried again, or evaluated beside the next."""
+"""The server's calls of an algorithm, which must not change what they are given.
+
+A round may be tried again, or its model evaluated beside the next round.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 from fedfleet.simulator.algorithm import Algorithm, Problem, Round
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic.tree import Tree
-from fedfleet.simulator.block.purity import untouched
+from fedfleet.simulator.block.side_effects import untouched
 
 
 def initial(algorithm: Algorithm, z: Tree, seed: int, problem: Problem) -> Any:

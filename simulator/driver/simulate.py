@@ -42,7 +42,7 @@ class RoundRecord:
     skipped: bool | None = None
 
 
-class Void(FedfleetError):
+class RoundAborted(FedfleetError):
     """Too many cohorts in a row gave too few answers; ``phases`` are the attempts."""
 
     def __init__(self, message: str, phases: list[PhaseRecord]):
@@ -98,35 +98,35 @@ def play(
 ) -> RoundRecord:
     """Return the next round of a run, which has not moved on before it accepts it.
 
-    Raises Void when too many cohorts in a row gave too few answers, ClientError when client code is at fault, Impure when the
-    algorithm's is.
+    Raises RoundAborted when too many cohorts in a row gave too few answers, ClientError when client code is at fault, Impure when
+    the algorithm's is.
     """
     started, sampling_s, clock_s = time.perf_counter(), 0.0, at.clock_s
     phases: list[PhaseRecord] = []
     failure, hung = "", 0
     for attempt in range(conditions.attempts):
         turn = EngineRound(at.index, attempt, clock_s, problem, conditions, executor, at.memory)
-        turn.void = tuple(phases)
-        void = False
+        turn.aborted = tuple(phases)
+        aborted = False
         try:
             state, metrics = after(algorithm, at.state, turn)
         except TooFewResponses as e:
             at.memory.discard()
-            failure, void = str(e), True
+            failure, aborted = str(e), True
             state, metrics = at.state, {}
         sampling_s += turn.sampling_s
         phases += turn.records
-        hung = hung + 1 if void and all_hung(turn.records) else 0
+        hung = hung + 1 if aborted and all_hung(turn.records) else 0
         if hung == HUNG:
-            raise Void(
+            raise RoundAborted(
                 f"{failure}: in {HUNG} cohorts in a row no client came to an end in faults.client_timeout_s: look for a loop "
                 f"without end, or raise it",
                 phases,
             )
-        clock_s = turn.clock_s + (conditions.retry_s if void else 0.0)
-        if void and conditions.skip_void:
+        clock_s = turn.clock_s + (conditions.retry_s if aborted else 0.0)
+        if aborted and conditions.skip_aborted:
             state = skipped(algorithm, at.state, turn)
-        elif void:
+        elif aborted:
             continue
         return RoundRecord(
             index=at.index,
@@ -138,19 +138,19 @@ def play(
             metrics=numbers(metrics, f"round {at.index}: the algorithm's metrics"),
             state=state,
             asked_for=frozenset(turn.asked_for),
-            skipped=void if conditions.skip_void else None,
+            skipped=aborted if conditions.skip_aborted else None,
         )
     again = " (the same clients each time, for selection.kind=round_robin under a promised epsilon gives them their turn again)"
-    raise Void(  # what was sent in vain is not known then
+    raise RoundAborted(  # what was sent in vain is not known then
         f"{failure}, in {conditions.attempts} cohorts in a row (needed: {conditions.min_responses})"
-        f"{again if getattr(conditions.selection, 'again', False) else ''}: let such a round count (cohort.void=skip), "
-        f"or raise cohort.invite, the rate of availability, cohort.deadline_s or, where all are offline together, cohort.retry_s",
+        f"{again if getattr(conditions.selection, 'again', False) else ''}: let such a round count (cohort.on_abort=skip), "
+        f"or raise cohort.size, the rate of availability, cohort.deadline_s or, where all are offline together, cohort.retry_s",
         phases,
     )
 
 
 def _with_what_came_in_vain(phases: list[PhaseRecord]) -> list[PhaseRecord]:
-    """Return the exchanges of a round in whose void attempts as much was sent an answer as in those that were not void.
+    """Return the exchanges of a round in whose aborted attempts as much was sent an answer as in those that were not aborted.
 
     What is sent follows from shapes alone, so that answers that are too few to be used need not be computed.
     """

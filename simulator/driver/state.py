@@ -1,8 +1,8 @@
-"""What clients keep between rounds, keyed by client: in a file, so that memory does not grow with the clients seen.
+"""Client states between rounds, keyed by client, in a file, so that memory does not grow with the clients seen.
 
 The file has slots of one state each. A state that changes goes to a free slot, and the slot it leaves is free once no
-checkpoint needs it. So a checkpoint is the list of its slots, nothing it refers to is written over while it is kept, and a
-commit that fails half way, on a full disk, changes nothing.
+checkpoint needs it. So a checkpoint is the list of its slots, and nothing it refers to is written over while it is
+kept. A commit that fails half way, on a full disk, changes nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.arithmetic.spool import nameless, write_at
+from fedfleet.simulator.arithmetic.spill import nameless
+from fedfleet.simulator.arithmetic.system import NO_LINK, read_at, write_at
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.errors import FedfleetError
 
@@ -109,14 +110,14 @@ class ClientStore:
             self._size = 0
             return
         try:
-            found = os.fstat(self._opened().fileno()).st_size // self._width()
+            result = os.fstat(self._opened().fileno()).st_size // self._width()
         except OSError as e:
             raise StateError(
                 f"{self._path}: cannot be opened ({e.strerror or e}): bring back the file of the run"
             ) from None
-        self._size = max(found, int(slots.slots.max()) + 1)
-        if self._size > found:
-            raise StateError(f"{self._path}: cut short: {found} states, and the checkpoint needs {self._size}")
+        self._size = max(result, int(slots.slots.max()) + 1)
+        if self._size > result:
+            raise StateError(f"{self._path}: cut short: {result} states, and the checkpoint needs {self._size}")
 
     def keep(self, checkpoints: Iterable[Slots]) -> None:
         """Write over no slot that these checkpoints need; all others not in use may be written again."""
@@ -139,16 +140,14 @@ class ClientStore:
             if self._path is None:
                 self._file = nameless()
             else:
-                there = os.open(
-                    self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666
-                )
+                there = os.open(self._path, os.O_RDWR | os.O_CREAT | NO_LINK, 0o666)
                 self._file = os.fdopen(there, "r+b", buffering=0)
         return self._file
 
     def _read(self, client: int) -> Tensor:
         slot, checksum = self._at[client]
         width = self._width()
-        data = os.pread(self._opened().fileno(), width, slot * width)
+        data = read_at(self._opened().fileno(), width, slot * width)
         if zlib.crc32(data) != checksum:
             raise StateError(
                 f"{self._path}: the state of client {client} is damaged: resume from an earlier copy of the run"

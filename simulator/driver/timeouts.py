@@ -30,8 +30,8 @@ def without_slow(phase: Phase, task: BlockTask, run: Run) -> BlockResult:
     """
     rows, slow = torch.arange(len(task.clients)), list[Dropped]()
     while len(rows):
-        found = _slow(task.part(rows), run)
-        slow += [d._replace(row=int(rows[d.row])) for d in found]
+        result = _slow(task.part(rows), run)
+        slow += [d._replace(row=int(rows[d.row])) for d in result]
         rows = rows[~torch.isin(rows, torch.tensor([d.row for d in slow]))]
         if not len(rows):
             break
@@ -43,14 +43,14 @@ def without_slow(phase: Phase, task: BlockTask, run: Run) -> BlockResult:
 
 
 def all_hung(records: Sequence[PhaseRecord]) -> bool:
-    """Say whether, in an attempt at a round that is void, all clients that worked in its last phase were too slow."""
+    """Say whether, in an attempt at a round that is aborted, all clients that worked in its last phase were too slow."""
     dropped = [event["why"] for event in records[-1].events if event["event"] == "client_dropped"] if records else []
-    return bool(dropped) and records[-1].counts["heard"] == 0 and all(why.startswith(NOT_DONE) for why in dropped)
+    return bool(dropped) and records[-1].counts["completed"] == 0 and all(why.startswith(NOT_DONE) for why in dropped)
 
 
 def _slow(task: BlockTask, run: Run) -> list[Dropped]:
     """Return the clients that take too long alone. Raises ClientTimeout where there is none, or they are not to be dropped."""
-    found, alone = [], run([task.part(slice(row, row + 1)) for row in range(len(task.clients))])
+    result, alone = [], run([task.part(slice(row, row + 1)) for row in range(len(task.clients))])
     why = f"{NOT_DONE} {task.faults.client_timeout_s:g} s"
     for row, client in enumerate(task.clients.tolist()):
         try:
@@ -60,10 +60,10 @@ def _slow(task: BlockTask, run: Run) -> list[Dropped]:
                 raise ClientTimeout(
                     f"client {client}, phase {task.phase!r}: {why}: look for a loop without end, or raise faults.client_timeout_s"
                 ) from None
-            found.append(Dropped(row, client, why, bit_exact=False))
-    if not found:
+            result.append(Dropped(row, client, why, bit_exact=False))
+    if not result:
         raise ClientTimeout(
             f"phase {task.phase!r}: a block of {len(task.clients)} clients is not done in {len(task.clients)} times "
             f"faults.client_timeout_s={task.faults.client_timeout_s:g}, though each of them alone is: raise it"
         )
-    return found
+    return result

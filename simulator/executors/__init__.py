@@ -1,4 +1,6 @@
-"""Where blocks run: in this process (``local``), or on Ray actors (``ray``), of this machine by pipes and shared memory.
+"""Executors, which run blocks in this process (``local``) or on Ray actors (``ray``).
+
+Actors of this machine are reached by pipes and shared memory.
 
 ``base`` says what an executor is, ``inner`` and ``timed`` wrap one, ``worker`` is what runs jobs in any; the rest is Ray's.
 

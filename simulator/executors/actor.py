@@ -13,8 +13,8 @@ from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.errors import ClientError, one_line
 from fedfleet.simulator.executors.base import Job
 from fedfleet.simulator.executors.cluster import R, loads, ray, share_tensors
-from fedfleet.simulator.executors.likeness import Loaded, Place, of_process, unread
-from fedfleet.simulator.executors.near import Line, Offer
+from fedfleet.simulator.executors.fingerprint import LoadedModules, Place, of_process, unread
+from fedfleet.simulator.executors.local_channel import Line, Offer
 from fedfleet.simulator.executors.worker import prepare
 from fedfleet.simulator.signals import deaf
 from fedfleet.simulator.work import Message
@@ -42,7 +42,7 @@ class Done(NamedTuple):
 class ClientActor:
     """A Ray actor that runs blocks, as calls of Ray's or, on the driver's machine, as calls by a line."""
 
-    _loaded = Loaded()  # of the process, until there is a run
+    _loaded = LoadedModules()  # of the process, until there is a run
 
     def __init__(self, setup: list[Any], threads: int):
         share_tensors()
@@ -55,18 +55,18 @@ class ClientActor:
         """Take what a run needs; where this node lacks something for it, what is returned says so."""
         node, mine, has = ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), self._has()
         try:
-            found: Setup = ray.get(setup[0])
+            result: Setup = ray.get(setup[0])
         except R.RaySystemError as e:  # it cannot be read, as where a module is not there
             return Place(node, has, _cause(e), mine)
-        self._loaded = Loaded()  # another driver knows of none
+        self._loaded = LoadedModules()  # another driver knows of none
         has |= self._loaded.new()  # by now those that the setup names are loaded
         try:
-            has |= found.read_here()
+            has |= result.read_here()
         except Exception as e:
             return Place(node, has, unread(e), mine)
-        if found.device == "cuda":
+        if result.device == "cuda":
             has["GPU"] = torch.cuda.get_device_name()
-        self._setup = found.placed()
+        self._setup = result.placed()
         return Place(node, has, id=mine)
 
     def _has(self) -> dict[str, str]:
@@ -111,11 +111,11 @@ class ClientActor:
                 line.answer(order, None, e)
 
     def _run_near(self, line: Line, asked: bytes) -> Done:
-        """Run with what lies in two slabs: the message in one that is all workers', the task, and then the result, in another."""
+        """Run a call: its message lies in a buffer that all workers share, its task and then its result in another."""
         of_all, task, address = loads(asked)
         job, shared, at = loads(of_all)
-        shared = replace(shared, send=line.slab(at).unpack(shared.send))
-        mine = line.slab(address)
+        shared = replace(shared, send=line.buffer(at).unpack(shared.send))
+        mine = line.buffer(address)
         done = self.run(job, shared, mine.unpack(task))
         return done._replace(result=mine.pack(done.result))
 

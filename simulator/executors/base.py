@@ -1,4 +1,4 @@
-"""What the driver asks of an executor."""
+"""The protocol of executors: what the driver asks of one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Host(NamedTuple):
     busy_s: float = 0.0
 
 
-class Parting(Protocol):
+class TaskSharding(Protocol):
     """How the workers of a node may share a task: each takes parts of it, whose results are joined where they are."""
 
     def split(self, task: Any) -> list[Any]:
@@ -38,13 +38,15 @@ class Parting(Protocol):
 
 
 class How(TypedDict, total=False):
-    """How tasks are to be run: in the ``background``, where no others wait; for ``timeout_s`` seconds at most; by workers of a node
-    that share one by ``parting``.
+    """Options of ``map``.
+
+    Tasks run in the ``background`` while no others wait, for ``timeout_s`` seconds at most. Workers of a node share one
+    task by ``sharding``.
     """
 
     background: bool
     timeout_s: float | None
-    parting: Parting | None
+    sharding: TaskSharding | None
 
 
 class Executor(Protocol):

@@ -1,4 +1,4 @@
-"""What is under way: the tasks of one call of ``map``, and which actor has which."""
+"""Tasks of one call of ``map`` that are under way, and which actor has which."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from fedfleet.simulator.block.task import BlockTask
 from fedfleet.simulator.errors import FedfleetError
-from fedfleet.simulator.executors.base import Job, Parting
+from fedfleet.simulator.executors.base import Job, TaskSharding
 from fedfleet.simulator.executors.pool import Slot
-from fedfleet.simulator.executors.slab import Slab
+from fedfleet.simulator.executors.shared_buffer import SharedBuffer
 from fedfleet.simulator.work import Message
 
 AHEAD = 64  # blocks dispatched beyond the merge front, which bounds the driver's memory
@@ -34,10 +34,11 @@ class Held(NamedTuple):
 class Batch:
     """The tasks of one call of ``map``: those that wait, and the results, or errors, of those that are done.
 
-    Job and shared message are ``near`` as bytes that go with every call, the tensors in a slab, for workers of this machine;
-    ``far`` is the message as Ray takes it, for others. Each is made when it is first needed. ``lost`` counts by part how often
-    an actor died of it, or its result did not come. ``kind`` is the phase of its blocks, None for other tasks. A task that is
-    shared by ``parting`` is the node's whose actor had the first part of it, until others have nothing else to do.
+    For workers of this machine ``near`` is the job and the shared message, as bytes that go with every call; the
+    tensors lie in a shared buffer. For others ``far`` is the message as Ray takes it. Each is made when it is first
+    needed. ``lost`` counts by part how often an actor died of it, or its result did not come. ``kind`` is the phase of
+    its blocks, None for other tasks. A task that is shared by ``sharding`` belongs to the node whose actor had its
+    first part, until others have nothing else to do.
     """
 
     def __init__(
@@ -47,16 +48,16 @@ class Batch:
         tasks: Iterable[Any],
         background: bool = False,
         timeout_s: float | None = None,
-        parting: Parting | None = None,
+        sharding: TaskSharding | None = None,
     ):
-        self.job, self.shared, self.background, self.timeout_s, self.parting = (
+        self.job, self.shared, self.background, self.timeout_s, self.sharding = (
             job,
             shared,
             background,
             timeout_s,
-            parting,
+            sharding,
         )
-        self.slab: Slab | None = None
+        self.buffer: SharedBuffer | None = None
         self.near: bytes | None = None
         self.tried_near = False
         self.far: Any = None
@@ -71,7 +72,7 @@ class Batch:
         self._found: dict[int, dict[int, Any]] = {}
 
     def _cut(self, number: int, task: Any) -> list[Part]:
-        parts = [task] if self.parting is None else self.parting.split(task)
+        parts = [task] if self.sharding is None else self.sharding.split(task)
         return [Part(number, i, part) for i, part in enumerate(parts)]
 
     @property
@@ -81,7 +82,7 @@ class Batch:
 
     def next(self, node: str) -> Part:
         """Return what an actor of a node is to have: of a task of the node's, or of nobody's, or else of the last one."""
-        if self.parting is None:
+        if self.sharding is None:
             return self.waiting[0]
         free = None
         for part in self.waiting:
@@ -106,13 +107,13 @@ class Batch:
         else:
             self.waiting = deque(other for other in self.waiting if other is not part)
 
-    def settle(self, part: Part, found: Any) -> list[Any] | None:
+    def settle(self, part: Part, result: Any) -> list[Any] | None:
         """Take what came of a part, a value, one that is ``Held`` or an error; return what came of all of its task, once it has."""
         if self.alone(part):
-            self.done[part.number] = found
+            self.done[part.number] = result
             return None
         mine, parts = self._found.setdefault(part.number, {}), self._parts[part.number]
-        mine[part.of] = found
+        mine[part.of] = result
         if len(mine) < len(parts):
             return None
         del self._found[part.number]
@@ -120,8 +121,8 @@ class Batch:
 
     def bare(self, number: int) -> list[Any]:
         """Return what joining has to know of the parts of a task."""
-        assert self.parting is not None
-        return [self.parting.bare(part.task) for part in self._parts[number]]
+        assert self.sharding is not None
+        return [self.sharding.bare(part.task) for part in self._parts[number]]
 
     def fail(self, number: int, error: Exception) -> None:
         """Let a task have an error for a result; it ends the batch in its turn, so none that waits behind it is begun."""
@@ -141,7 +142,7 @@ class Batch:
     def gone(self, nodes: Collection[str]) -> None:
         """Let the parts wait once more whose results nodes have that do not answer, and give their tasks to others."""
         for number, mine in self._found.items():
-            lost = [i for i, found in mine.items() if isinstance(found, Held) and found.node in nodes]
+            lost = [i for i, result in mine.items() if isinstance(result, Held) and result.node in nodes]
             self.again(*(self._parts[number][i] for i in lost))
             for i in lost:
                 del mine[i]
@@ -168,8 +169,10 @@ class Results:
 
 
 class Run(NamedTuple):
-    """A part on an actor; ``order`` is that of dispatch, ``slab`` where its tensors are, if it went by the line, and ``held`` where
-    its result will be, if that stays on the node.
+    """A part on an actor.
+
+    ``order`` is that of dispatch. ``buffer`` is where its tensors are, if it went by the local channel. ``held`` is
+    where its result will be, if that stays on the node.
     """
 
     order: int
@@ -177,7 +180,7 @@ class Run(NamedTuple):
     part: Part
     slot: Slot
     actor: Any
-    slab: Slab | None
+    buffer: SharedBuffer | None
     held: Held | None
 
 

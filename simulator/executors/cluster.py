@@ -1,4 +1,4 @@
-"""How Ray is started or joined, and how tensors travel."""
+"""Start or join Ray, and let tensors travel by it."""
 
 from __future__ import annotations
 
@@ -120,12 +120,12 @@ def stop_ray(*, dead: bool = False) -> None:
 
 def _children_of_raylet() -> list[int]:
     """Return descriptors of the processes that a raylet of ours has started; none where the system does not tell."""
-    found: list[int] = []
+    result: list[int] = []
     with suppress(AttributeError, LookupError, OSError, ValueError):
         raylet = ray_worker._global_node.all_processes[ray_constants.PROCESS_TYPE_RAYLET][0].process.pid  # pyright: ignore
         for path in Path(f"/proc/{raylet}/task").glob("*/children"):
-            found += [os.pidfd_open(int(pid)) for pid in path.read_text().split()]
-    return found
+            result += [os.pidfd_open(int(pid)) for pid in path.read_text().split()]
+    return result
 
 
 def _say_nothing(data: Any, ignore_prefix: bool) -> None:

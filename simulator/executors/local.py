@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 import torch
 
-from fedfleet.simulator.arithmetic import lanes
+from fedfleet.simulator.arithmetic import vmap_internals
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.executors.base import Host, How, Job
 from fedfleet.simulator.executors.worker import prepare
@@ -18,7 +18,7 @@ from fedfleet.simulator.work import Message
 
 def _whole(job: Job, setup: Setup, shared: Message, task: Any) -> Any:
     """Run a task to its end before an interruption takes effect; a second one takes effect at once."""
-    with lanes.left_as_they_were(), put_off(insist=True):
+    with vmap_internals.left_as_they_were(), put_off(insist=True):
         return job(setup, shared, task)
 
 
@@ -44,10 +44,10 @@ class LocalExecutor:
         assert self._setup is not None, "start the executor first"
         for task in tasks:
             started = time.perf_counter()
-            found = _whole(job, self._setup, shared, task)
+            result = _whole(job, self._setup, shared, task)
             here = self.hosts[0]
             self.hosts = [here._replace(tasks=here.tasks + 1, busy_s=here.busy_s + time.perf_counter() - started)]
-            yield found
+            yield result
 
     def close(self) -> None:
         """Restore the threads."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from fedfleet.simulator.executors.cluster import ray, ray_worker, start_ray, stop_ray
-from fedfleet.simulator.executors.sentry import Sentries
+from fedfleet.simulator.executors.heartbeats import Heartbeats
 
 LOOK_S = 5.0  # between two looks at the cluster
 SLACK = 1e-6  # 0.1 CPUs go ten times into one
@@ -83,7 +83,7 @@ class Watch:
     With ``sentries`` it asks them too, on other nodes than this one.
     """
 
-    def __init__(self, need: Need, seen: Nodes, tell: Callable[[Nodes], None], sentries: Sentries | None = None):
+    def __init__(self, need: Need, seen: Nodes, tell: Callable[[Nodes], None], sentries: Heartbeats | None = None):
         self._need, self._seen, self._tell, self._sentries = need, seen, tell, sentries
         self._pause_s = LOOK_S if sentries is None else min(LOOK_S, sentries.silent_s / 4)
         self._here = ray.get_runtime_context().get_node_id() if sentries is not None else ""
@@ -98,16 +98,16 @@ class Watch:
             with suppress(
                 Exception
             ):  # a head that does not answer now may do so later; what it means for actors, Ray tells
-                found = self._ask(look(self._need))
-                if found != self._seen:
-                    self._seen = found
-                    self._tell(found)
+                result = self._ask(look(self._need))
+                if result != self._seen:
+                    self._seen = result
+                    self._tell(result)
 
-    def _ask(self, found: Nodes) -> Nodes:
+    def _ask(self, result: Nodes) -> Nodes:
         """Return what was found with the nodes whose sentries are silent."""
         if self._sentries is None:
-            return found
-        return found._replace(silent=self._sentries.silent(found.room.keys() - {self._here}))
+            return result
+        return result._replace(silent=self._sentries.silent(result.room.keys() - {self._here}))
 
     def close(self) -> None:
         """Look no more; to be called before Ray is left."""

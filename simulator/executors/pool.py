@@ -19,12 +19,12 @@ from fedfleet.simulator.block.task import BlockTask
 from fedfleet.simulator.errors import FedfleetError, one_line
 from fedfleet.simulator.executors.actor import Ready
 from fedfleet.simulator.executors.base import Host
-from fedfleet.simulator.executors.bell import Bell
 from fedfleet.simulator.executors.cluster import R, ray
-from fedfleet.simulator.executors.likeness import Place
-from fedfleet.simulator.executors.near import STOP, Near, offered
+from fedfleet.simulator.executors.event_queue import EventQueue
+from fedfleet.simulator.executors.fingerprint import Place
+from fedfleet.simulator.executors.local_channel import STOP, LocalChannel, offered
 from fedfleet.simulator.executors.nodes import Nodes
-from fedfleet.simulator.executors.pace import Worker, choose, forgotten, paced
+from fedfleet.simulator.executors.throughput import Worker, choose, forgotten, paced
 from fedfleet.simulator.executors.vital import Vitals
 
 
@@ -48,7 +48,7 @@ PATIENCE_S, CLUSTER_PATIENCE_S = (
     1200.0,
 )  # how long to wait for an actor where there is none at all; a node may take minutes
 GRACE_S = 30.0  # how long to wait for another one, on a cluster whose nodes have other things to do
-MEND = "if memory ran out, lower executor.actors or executor.block_size"
+FIX = "if memory ran out, lower executor.actors or executor.block_size"
 NAMED = 10  # clients of a block in a message, at most
 
 
@@ -75,7 +75,7 @@ class Slot:
     load: int = 0
     deaths: int = 0
     since: float = 0.0
-    near: Near | None = None
+    near: LocalChannel | None = None
     place: Place | None = None
     paces: dict[str, float] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
@@ -128,7 +128,7 @@ class Pool:
         self._done: dict[str, Host] = {}
         self._under_way = False
         self.slots: list[Slot] = []
-        self.bell = Bell()
+        self.event_queue = EventQueue()
         self._none_up_since = time.monotonic()
         self._grow(size)
 
@@ -140,9 +140,9 @@ class Pool:
 
     def _fill(self, slot: Slot) -> None:
         slot.actor, slot.load, slot.starting = self._create(), 0, True
-        slot.near = offered(IN_FLIGHT)  # not the last actor's slabs, to which it may yet be writing
+        slot.near = offered(IN_FLIGHT)  # not the last actor's buffers, to which it may yet be writing
         reference = slot.actor.ready.remote(None if slot.near is None else slot.near.offer)
-        self.bell.when(reference, partial(self._settle, slot, slot.actor))
+        self.event_queue.when(reference, partial(self._settle, slot, slot.actor))
 
     def renew(self, give: Callable[[Any], Any]) -> None:
         """Give actors what another run needs, by ``give(actor)``; put fresh ones for those still at work and those given up."""
@@ -156,7 +156,7 @@ class Pool:
             else:
                 slot.pause()
                 slot.starting = True
-                self.bell.when(give(slot.actor), partial(self._renewed, slot, slot.actor))
+                self.event_queue.when(give(slot.actor), partial(self._renewed, slot, slot.actor))
 
     def _renewed(self, slot: Slot, actor: Any, future: Future[Ready]) -> None:
         """Take note that an actor has what another run needs; a fresh one tells why it could not have it."""
@@ -175,7 +175,7 @@ class Pool:
             if not self._wait([], left):
                 break
             up = self._up
-            self.bell.answer()
+            self.event_queue.answer()
             if self._nodes is not None and self._up > up:
                 until = time.monotonic() + GRACE_S
         if not self._up:
@@ -214,19 +214,19 @@ class Pool:
     def _leaves(self, slot: Slot) -> bool:
         return self._nodes is not None and slot.place is not None and slot.place.id in self._nodes.leaving
 
-    def heard(self, timeout_s: float | None) -> Bell | Slot | None:
+    def heard(self, timeout_s: float | None) -> EventQueue | Slot | None:
         """Wait for what rings, or an actor that answers by its line; return it, None where there was nothing in time.
 
         Raises FedfleetError where Ray is dead.
         """
         lines = {s.near.fileno(): s for s in self.slots if s.near is not None}
         ready = self._wait(list(lines), timeout_s)
-        return None if not ready else lines.get(ready[0], self.bell)
+        return None if not ready else lines.get(ready[0], self.event_queue)
 
     def _wait(self, lines: list[int], timeout_s: float | None) -> list[Any]:
-        """Wait for the bell, and for lines; return which are ready. Raises FedfleetError where Ray is dead."""
+        """Wait for the event queue, and for lines; return which are ready. Raises FedfleetError where Ray is dead."""
         vital = [] if self._vitals is None else self._vitals.descriptors
-        ready = list[Any](wait([self.bell.fileno(), *lines, *vital], timeout_s))
+        ready = list[Any](wait([self.event_queue.fileno(), *lines, *vital], timeout_s))
         if self._vitals is not None:
             self._vitals.check(ready)
         return ready
@@ -256,8 +256,8 @@ class Pool:
         up = [s for s in self.slots if s.up]
         if self._nodes is not None and self._nodes.leaving:
             up = [s for s in up if not self._leaves(s)] or up
-        found = choose([Worker(s.load, None if kind is None else s.paces.get(kind)) for s in up], IN_FLIGHT, waiting)
-        return None if found is None else up[found]
+        result = choose([Worker(s.load, None if kind is None else s.paces.get(kind)) for s in up], IN_FLIGHT, waiting)
+        return None if result is None else up[result]
 
     def took(self, slot: Slot, task: Any, seconds: float) -> None:
         """Take note of how long a task took on an actor, which now has one less at hand."""
@@ -306,7 +306,7 @@ class Pool:
                 raise error
             at = "as it started" if task is None else f"with {describe(task)} at hand"
             raise FedfleetError(
-                f"executor: no Ray actor is left, each died {TRIES} times in a row, the last {at} ({why(error)}): {MEND}"
+                f"executor: no Ray actor is left, each died {TRIES} times in a row, the last {at} ({why(error)}): {FIX}"
             )
 
     def replace(self, slot: Slot) -> None:
@@ -357,7 +357,7 @@ class Pool:
         for slot in self.slots:
             if slot.actor is not None:
                 self._remove(slot)
-        self.bell.close()
+        self.event_queue.close()
         if self._vitals is not None:
             self._vitals.close()
 

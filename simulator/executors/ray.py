@@ -16,13 +16,13 @@ from fedfleet.simulator.errors import ClientError, ClientTimeout, FedfleetError
 from fedfleet.simulator.executors.base import Host, How, Job
 from fedfleet.simulator.executors.batch import Batch, Held, Part, Results, Run, failure
 from fedfleet.simulator.executors.cluster import send_whole, share_tensors, start_ray, stop_ray
-from fedfleet.simulator.executors.gang import Gang
-from fedfleet.simulator.executors.joins import Joins
-from fedfleet.simulator.executors.likeness import Likeness, of_process
+from fedfleet.simulator.executors.fingerprint import Fingerprint, of_process
+from fedfleet.simulator.executors.heartbeats import Heartbeats
 from fedfleet.simulator.executors.messages import Messages
+from fedfleet.simulator.executors.node_reducer import NodeReducers
 from fedfleet.simulator.executors.nodes import Need, Nodes, Watch, look
-from fedfleet.simulator.executors.pool import DIED, LOST, MEND, NO_ROOM, TRIES, Frozen, Pool, Slot, describe, why
-from fedfleet.simulator.executors.sentry import Sentries
+from fedfleet.simulator.executors.pool import DIED, FIX, LOST, NO_ROOM, TRIES, Frozen, Pool, Slot, describe, why
+from fedfleet.simulator.executors.pool_spec import PoolSpec
 from fedfleet.simulator.executors.store import full, put
 from fedfleet.simulator.executors.vital import Vitals
 from fedfleet.simulator.signals import put_off
@@ -52,14 +52,14 @@ class RayExecutor:
     ):
         need = Need(cpus_per_actor, gpus_per_actor, round((memory_gb or 0.0) * 1e9))
         self.events: list[dict[str, Any]] = []
-        self.gang, self._silent_s = Gang(actors, need, threads), silent_s
+        self.pool_spec, self._silent_s = PoolSpec(actors, need, threads), silent_s
         self._address, self._node_cpus, self._allow = address, cpus, allow_differences
-        self._likeness = Likeness({}, self.events, allow=False)
+        self._likeness = Fingerprint({}, self.events, allow=False)
         self._opened: Pool | None = None
         self._watch: Watch | None = None
         self._setup: Any = None  # in the object store
         self._batches, self._running = list[Batch](), dict[int, Run]()  # by the order of dispatch
-        self._joins = Joins(lambda *given: self._pool.bell.when(*given), self._not_joined)
+        self._joins = NodeReducers(lambda *given: self._pool.event_queue.when(*given), self._not_joined)
         self._messages, self._order, self._started_ray = Messages(), count(), False
 
     @property
@@ -90,7 +90,7 @@ class RayExecutor:
             share_tensors()
             send_whole()
             self._setup, self._batches = put(setup), []
-            self._likeness = Likeness({**of_process(), **setup.read_here()}, self.events, allow=self._allow)
+            self._likeness = Fingerprint({**of_process(), **setup.read_here()}, self.events, allow=self._allow)
             if self._opened is None:
                 self._opened = self._new_pool()
             else:
@@ -98,14 +98,14 @@ class RayExecutor:
         self._pool.start()
 
     def _new_pool(self) -> Pool:
-        nodes = None if self._address is None else look(self.gang.need)
+        nodes = None if self._address is None else look(self.pool_spec.need)
         watched = Vitals() if self._started_ray else None
         fault = lambda place: self._likeness.fault(place)  # noqa: E731, which another run has another of
-        pool = self.gang.pool(lambda: [self._setup], self.events, fault, watched, nodes)
+        pool = self.pool_spec.pool(lambda: [self._setup], self.events, fault, watched, nodes)
         if nodes is not None:
-            sentries = None if self._silent_s is None else Sentries(self._silent_s)
-            tell = lambda found: pool.bell.ring(partial(self._heed, found))  # noqa: E731
-            self._watch = Watch(self.gang.need, nodes, tell, sentries)
+            sentries = None if self._silent_s is None else Heartbeats(self._silent_s)
+            tell = lambda result: pool.event_queue.ring(partial(self._heed, result))  # noqa: E731
+            self._watch = Watch(self.pool_spec.need, nodes, tell, sentries)
         return pool
 
     def _heed(self, nodes: Nodes) -> None:
@@ -151,14 +151,14 @@ class RayExecutor:
         except BaseException:
             self.forget(batch)
             raise
-        found = batch.done.pop(batch.front)
+        result = batch.done.pop(batch.front)
         batch.front += 1
         self._dispatch()
-        if isinstance(found, Exception):
-            if not isinstance(found, ClientTimeout):
+        if isinstance(result, Exception):
+            if not isinstance(result, ClientTimeout):
                 self.forget(batch)
-            raise found
-        return found
+            raise result
+        return result
 
     def forget(self, batch: Batch) -> None:
         """Start no more tasks of a batch."""
@@ -177,9 +177,9 @@ class RayExecutor:
     def _send(self, batch: Batch, part: Part, slot: Slot) -> None:
         """Hand a part that waits to an actor.
 
-        By the line where there is one, with its own tensors and the message in slabs, else by Ray.
+        By the line where there is one, with its own tensors and the message in shared buffers, else by Ray.
         """
-        order, near, when = next(self._order), slot.near, self._pool.bell.when
+        order, near, when = next(self._order), slot.near, self._pool.event_queue.when
         message = self._messages.near(batch, self._needed()) if near is not None and near.free else None
         call = near.call(order, message, part.task) if near is not None and message is not None else None
         far = self._messages.far(batch) if call is None else None
@@ -242,8 +242,8 @@ class RayExecutor:
             slot.hang_up()
             return
         fatal = None
-        for order, found in answers:
-            fatal = failure(self._settle, order, found) or fatal
+        for order, result in answers:
+            fatal = failure(self._settle, order, result) or fatal
         if fatal is not None:
             raise fatal
 
@@ -287,12 +287,12 @@ class RayExecutor:
         if current:
             run.slot.load -= 1
             run.slot.since = time.monotonic()
-            if run.slab is not None and run.slot.near is not None:
-                run.slot.near.free.append(run.slab)
+            if run.buffer is not None and run.slot.near is not None:
+                run.slot.near.free.append(run.buffer)
         try:
             result, fault, seconds, modules = future.result()
-            if run.slab is not None:
-                result = run.slab.unpack(result)
+            if run.buffer is not None:
+                result = run.buffer.unpack(result)
         except LOST as e:
             self._lost(run, e, current)
         except Exception as e:
@@ -303,9 +303,9 @@ class RayExecutor:
                 self._pool.took(run.slot, run.part.task, seconds)
             self._pool.check_modules(run.slot, modules)
 
-    def _took(self, run: Run, found: Any) -> None:
+    def _took(self, run: Run, result: Any) -> None:
         """Take what came of a part; once all parts of its task are there, they are joined."""
-        whole = run.batch.settle(run.part, found)
+        whole = run.batch.settle(run.part, result)
         if whole is not None:
             self._joins.join(run.batch, run.part.number, whole)
 
@@ -338,7 +338,7 @@ class RayExecutor:
             return None
         self.forget(batch)
         return FedfleetError(
-            f"executor: {describe(part.task)}: lost {TRIES} times on Ray actors, the last time because {why(error)}: {MEND}; else "
+            f"executor: {describe(part.task)}: lost {TRIES} times on Ray actors, the last time because {why(error)}: {FIX}; else "
             f"its code ends the process, as os._exit does, which drops no client: look for that with executor.kind=local"
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import stat
@@ -11,6 +10,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
+
+from fedfleet.simulator.arithmetic import system
 
 PREFIX, LOCK, INNER = "fedfleet-ray-", "lock", "r"
 LONGEST = 36
@@ -72,7 +73,7 @@ def _sweep_one(folder: Path, age_s: float) -> None:
 def _locked(lock: IO[str], folder: Path) -> bool:
     """Say whether the lock of a folder could be had, and the folder is still there."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        system.lock(lock)
         return os.path.samestat((folder / LOCK).stat(), os.fstat(lock.fileno()))
     except OSError:
         return False

@@ -20,5 +20,5 @@ def put(value: Any) -> Any:
 def full(error: Exception) -> FedfleetError:
     """Return what a user is told of a store without room."""
     return FedfleetError(
-        f"executor: {why(error)}, and so is the disk it spills to: free some space, lower cohort.invite, or take a smaller model"
+        f"executor: {why(error)}, and so is the disk it spills to: free some space, lower cohort.size, or take a smaller model"
     )

@@ -13,7 +13,7 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.task import BlockTask
-from fedfleet.simulator.executors.base import Executor, Host, How, Job, Parting
+from fedfleet.simulator.executors.base import Executor, Host, How, Job, TaskSharding
 from fedfleet.simulator.work import Message
 
 
@@ -58,22 +58,22 @@ class Clocked:
 
 
 @dataclass(frozen=True)
-class ClockedParting:
+class ClockedSharding:
     """How tasks are shared whose results come with the seconds they took."""
 
-    parting: Parting
+    sharding: TaskSharding
 
     def split(self, task: Any) -> list[Any]:
         """Split as without a clock."""
-        return self.parting.split(task)
+        return self.sharding.split(task)
 
     def bare(self, part: Any) -> Any:
         """Leave out what is left out without a clock."""
-        return self.parting.bare(part)
+        return self.sharding.bare(part)
 
     def join(self, parts: Sequence[Any], results: Sequence[tuple[Any, float]]) -> tuple[Any, float]:
         """Join the results, and add the seconds."""
-        return self.parting.join(parts, [result for result, _ in results]), sum(seconds for _, seconds in results)
+        return self.sharding.join(parts, [result for result, _ in results]), sum(seconds for _, seconds in results)
 
 
 class TimedExecutor:
@@ -120,8 +120,8 @@ class TimedExecutor:
         tally = self._of(tasks[0]) if tasks else Tally()
         tally.put_bytes += _bytes(dict(shared.send)) + sum(_bytes(task) for task in tasks)
         started, put_s = perf_counter(), self._executor.put_s
-        parting = how.get("parting")
-        how["parting"] = None if parting is None else ClockedParting(parting)
+        sharding = how.get("sharding")
+        how["sharding"] = None if sharding is None else ClockedSharding(sharding)
         results = self._executor.map(Clocked(job), shared, tasks, **how)
         put_s = self._executor.put_s - put_s
         tally.put_s += put_s

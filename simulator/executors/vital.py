@@ -55,8 +55,8 @@ class Vitals:
 
     def check(self, ready: Iterable[Any] | None = None) -> None:
         """Raise FedfleetError where one is dead: of those that are ``ready``, as far as was waited for them."""
-        found = list[Any](wait(self.descriptors, 0) if ready is None else ready)
-        for what in (self._watched[descriptor] for descriptor in found if descriptor in self._watched):
+        result = list[Any](wait(self.descriptors, 0) if ready is None else ready)
+        for what in (self._watched[descriptor] for descriptor in result if descriptor in self._watched):
             raise FedfleetError(f"executor: {what} {AFTER}")
 
     @property

@@ -1,4 +1,4 @@
-"""What a process does before it runs blocks of clients."""
+"""Preparation of a process that runs blocks of clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is online, how fast, whom the server invites and waits for, virtual time.
+"""The fleet: who is online, how fast, whom the server invites and waits for, and virtual time.
 
 May import: simulator, simulator.arithmetic.
 """

@@ -1,4 +1,7 @@
-"""Which clients can be reached, and when. Every draw is a pure function of a key, a client and a moment."""
+"""Availability: which clients can be reached, and when.
+
+Every draw is a pure function of a key, a client and a moment.
+"""
 
 from __future__ import annotations
 
@@ -106,8 +109,8 @@ def chances(
             f"{what}: {_name(model)} does not tell how likely clients are online: give it chance, long_run and varies "
             f"(fedfleet.simulator.fleet.availability.Chances), or choose a correction that needs no chances"
         )
-    found = model.chance(clients, seconds, lasting)
-    never = found == 0
+    result = model.chance(clients, seconds, lasting)
+    never = result == 0
     if model.varies and bool(never.any()):
         never &= model.long_run(clients) == 0
     if bool(never.any()):
@@ -115,7 +118,7 @@ def chances(
             f"{what}: the chance that client {int(clients[never][0])} is heard is 0, and no weight makes up for that: raise its "
             f"chance, or choose a correction that needs no chances"
         )
-    return found
+    return result
 
 
 def _name(model: Any) -> str:

@@ -21,12 +21,14 @@ from torch import Tensor
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.fleet.devices import Load
-from fedfleet.simulator.fleet.flights import Flight, Flights
-from fedfleet.simulator.fleet.idle import Idle
-from fedfleet.simulator.fleet.responses import Fate, Federation, Responses, outcomes
+from fedfleet.simulator.fleet.idle_sampler import IdleSampler
+from fedfleet.simulator.fleet.in_flight import Flights, InFlight
+from fedfleet.simulator.fleet.responses import Federation, Outcome, Responses, timelines
 
 TRIES = 10  # times as many invitations as empty places at one moment, before places stay empty until the next answer
 LONG = 8  # times as many invitations as events end a stretch early: what is played again should be short
+ROUNDING = 1e-9  # of a step's seconds, by which an answer may come later: sums of seconds are rounded
+USED = (Outcome.COMPLETED, Outcome.STALE)
 STRETCH = 32  # one in so many clients at work ends in a stretch, so that hardly one of those invited meanwhile does
 
 
@@ -60,11 +62,11 @@ class Server(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """Invitations that came to an end, in order: numbers, fates, moments; and what was used."""
+    """Invitations that came to an end, in order: numbers, outcomes, moments; and what was used."""
 
     responses: Responses
     clients: Tensor
-    used: list[Flight]
+    used: list[InFlight]
     launched: int
 
 
@@ -95,7 +97,7 @@ def fill(server: Server, flights: Flights, size: int, started_s: float) -> Ended
     their place, nobody twice at one moment.
     """
     places = min(server.concurrency, server.clients)
-    idle = Idle(rng.fold(server.root, "launch"), server.clients, places, flights.clients())
+    idle = IdleSampler(rng.fold(server.root, "launch"), server.clients, places, flights.clients())
     now = _Play(server, size, places, idle, flights.under_way(), flights.launched, started_s)
     stretch = max(1, places // STRETCH)
     while not now.over:
@@ -108,12 +110,60 @@ def fill(server: Server, flights: Flights, size: int, started_s: float) -> Ended
         now = trial
         idle.forget()
     flights.replace(now.queue, now.launched)
-    clients, fates, ends, steps = zip(*now.ended, strict=True) if now.ended else ((), (), (), ())
-    seconds = torch.tensor(ends, dtype=torch.float64) - started_s
+    ended = [(client, outcome, at_s - started_s, steps) for client, outcome, at_s, steps in now.ended]
+    return _ended(ended, now.clock_s - started_s, now.used, now.taken_up)
+
+
+def lapse(server: Server, flights: Flights, seconds: float, started_s: float) -> Ended:
+    """Let so many seconds pass.
+
+    Clients that are not at work are invited when they begin, drawn uniformly where the server has fewer places. Whoever is
+    offline then leaves a place empty, and whoever ends meanwhile waits for the next call.
+    """
+    queue, idle = flights.under_way(), torch.ones(server.clients, dtype=torch.bool)
+    idle[torch.tensor([f.client for f in queue], dtype=torch.int64)] = False
+    clients, key = idle.nonzero().flatten(), rng.fold(server.root, "lapse", server.version)
+    places = min(server.concurrency, server.clients) - len(queue)
+    if places < len(clients):
+        clients = clients[rng.sample(rng.fold(key, "idle"), len(clients), places)]
+    result = timelines(server.federation, clients, torch.zeros_like(clients), server.load(clients), started_s, key)
+    answers = map(Answer, *(v.tolist() for v in result))
+    invited = list(zip(clients.tolist(), answers, strict=True))
+    queue += [
+        InFlight(started_s + a.seconds, flights.launched + i, client, server.version, a.steps, a.failed)
+        for i, (client, a) in enumerate(invited)
+        if a.online
+    ]
+    until_s = started_s + seconds * (1 + ROUNDING)
+    done = sorted(f for f in queue if f.ends_s <= until_s)
+    left = sorted(f for f in queue if f.ends_s > until_s)
+    flights.replace(left, flights.launched + len(clients))
+    ended = [(client, Outcome.UNAVAILABLE, 0.0, 0) for client, a in invited if not a.online]
+    ended += [(f.client, _fate(server, f), f.ends_s - started_s, f.steps) for f in done]
+    used = [f for f, (_, outcome, _, _) in zip(done, ended[len(ended) - len(done) :], strict=True) if outcome in USED]
+    return _ended(ended, seconds, used, launched=sum(a.online for _, a in invited))
+
+
+def _ended(ended: list[tuple[int, Outcome, float, int]], seconds: float, used: list[InFlight], launched: int) -> Ended:
+    """Return what ended in so many seconds: clients, outcomes, seconds since they began, steps."""
+    clients, outcomes, ends, steps = zip(*ended, strict=True) if ended else ((), (), (), ())
     responses = Responses(
-        torch.tensor([int(f) for f in fates], dtype=torch.int8), seconds, now.clock_s - started_s, torch.tensor(steps)
+        torch.tensor([int(f) for f in outcomes], dtype=torch.int8),
+        torch.tensor(ends, dtype=torch.float64),
+        seconds,
+        torch.tensor(steps, dtype=torch.int64),
     )
-    return Ended(responses, torch.tensor(clients, dtype=torch.int64), now.used, now.taken_up)
+    return Ended(responses, torch.tensor(clients, dtype=torch.int64), used, launched)
+
+
+def _fate(server: Server, flight: InFlight) -> Outcome:
+    """Return what became of an invitation that has ended."""
+    staleness, bound = server.version - flight.version, server.max_staleness
+    if flight.fails or flight.number in server.dropped:
+        return Outcome.FAILED
+    if bound is not None and staleness > bound:
+        return Outcome.LATE
+    return Outcome.STALE if staleness else Outcome.COMPLETED
 
 
 def _ask(server: Server, asked: list[Asked]) -> dict[Asked, Answer]:
@@ -121,8 +171,8 @@ def _ask(server: Server, asked: list[Asked]) -> dict[Asked, Answer]:
     moments, clients = (torch.tensor(column) for column in list(zip(*asked, strict=True))[:2])
     at_s = torch.tensor([a.at_s for a in asked], dtype=torch.float64)
     key = rng.fold(server.root, "launch", moments)
-    found = outcomes(server.federation, clients, torch.zeros_like(clients), server.load(clients), at_s, key)
-    return dict(zip(asked, map(Answer, *(v.tolist() for v in found)), strict=True))
+    result = timelines(server.federation, clients, torch.zeros_like(clients), server.load(clients), at_s, key)
+    return dict(zip(asked, map(Answer, *(v.tolist() for v in result)), strict=True))
 
 
 @dataclass
@@ -132,14 +182,14 @@ class _Play:
     server: Server
     size: int
     places: int
-    idle: Idle
-    queue: list[Flight]
+    idle: IdleSampler
+    queue: list[InFlight]
     launched: int
     clock_s: float
     opened: int | None = None  # number of the flight whose end is the present moment
     invited: bool = False  # whether the invitations of the present moment are out
-    ended: list[tuple[int, Fate, float, int]] = field(default_factory=list)
-    used: list[Flight] = field(default_factory=list)
+    ended: list[tuple[int, Outcome, float, int]] = field(default_factory=list)
+    used: list[InFlight] = field(default_factory=list)
     taken_up: int = 0
     waits: int = 0
     barren: int = 0
@@ -181,20 +231,15 @@ class _Play:
                 self._end(heapq.heappop(self.queue))
         return missing
 
-    def _end(self, flight: Flight) -> None:
+    def _end(self, flight: InFlight) -> None:
         self.idle.stop(flight.client)
         self.clock_s, self.opened, self.invited = max(self.clock_s, flight.ends_s), flight.number, False
         self.barren += 1
-        staleness, bound = self.server.version - flight.version, self.server.max_staleness
-        if flight.fails or flight.number in self.server.dropped:
-            fate = Fate.FAILED
-        elif bound is not None and staleness > bound:
-            fate = Fate.LATE
-        else:
-            fate = Fate.STALE if staleness else Fate.HEARD
+        outcome = _fate(self.server, flight)
+        if outcome in USED:
             self.used.append(flight)
             self.waits = self.barren = 0
-        self.ended.append((flight.client, fate, flight.ends_s, flight.steps))
+        self.ended.append((flight.client, outcome, flight.ends_s, flight.steps))
 
     def _launch(self, known: dict[Asked, Answer], missing: list[Asked], ahead: int) -> None:
         """Invite clients until as many as should be are at work, or enough have been tried."""
@@ -206,19 +251,19 @@ class _Play:
         unknown = 0
         for client in drawn:
             asked = Asked(moment, client, self.clock_s)
-            found = known.get(asked, UNKNOWN)
-            if found is UNKNOWN:
+            result = known.get(asked, UNKNOWN)
+            if result is UNKNOWN:
                 unknown += 1
                 missing.append(asked)
-            if found.online:
-                ends_s = self.clock_s + found.seconds
-                flight = Flight(ends_s, self.launched, client, self.server.version, found.steps, found.failed)
+            if result.online:
+                ends_s = self.clock_s + result.seconds
+                flight = InFlight(ends_s, self.launched, client, self.server.version, result.steps, result.failed)
                 heapq.heappush(self.queue, flight)
                 self.idle.start(client)
                 self.taken_up += 1
                 vacant -= 1
             else:
-                self.ended.append((client, Fate.OFFLINE, self.clock_s, 0))
+                self.ended.append((client, Outcome.UNAVAILABLE, self.clock_s, 0))
             self.launched += 1
             if not vacant:
                 break

@@ -1,4 +1,4 @@
-"""How long the work of a phase takes on a client's device."""
+"""Devices, which say how long the work of a phase takes on a client."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Devices(Protocol):
 
 
 @dataclass(frozen=True)
-class Alike:
+class Homogeneous:
     """A client answers after ``median_s * exp(sigma * normal)`` virtual seconds, independently in every phase.
 
     Times are alike for all clients, so the first S answers are a uniformly random subset of those online (CDMA, section 2).

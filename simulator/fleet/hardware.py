@@ -131,7 +131,7 @@ class Assigned:
 
 
 @dataclass(frozen=True)
-class Machines:
+class HeterogeneousDevices:
     """Clients answer when their devices have received, computed and sent.
 
     Attributes:
@@ -145,8 +145,8 @@ class Machines:
 
     def times(self, key: Key, clients: Tensor, load: Load) -> Times:
         """Return the times."""
-        found = self.fleet.of(clients).times(load)
+        result = self.fleet.of(clients).times(load)
         if not self.jitter:
-            return found
+            return result
         factor = torch.exp(self.jitter * rng.normal(rng.fold(key, "jitter", clients), (), torch.float64))
-        return Times(found.fixed * factor, found.step * factor)
+        return Times(result.fixed * factor, result.step * factor)

@@ -22,7 +22,7 @@ class Assignment(NamedTuple):
         key: of the clients' own draws.
         steps: replaces the steps of the plans.
         limit: (C,) steps after which each stops, or None.
-        inbox: a row a client, or None.
+        client_input: a row a client, or None.
         seconds: (C,) float64 from the invitation to the answer.
         num_examples: (C,) int64.
         weights: (C,) float64 by which the server counts each answer, or None.
@@ -38,7 +38,7 @@ class Assignment(NamedTuple):
     key: Key
     steps: int | None
     limit: Tensor | None
-    inbox: Tree
+    client_input: Tree
     seconds: Tensor
     num_examples: Tensor
     asked_s: float
@@ -46,7 +46,7 @@ class Assignment(NamedTuple):
 
     def take(self, rows: Tensor) -> Assignment:
         """Return the assignment of some of the clients, given by their positions (R,)."""
-        mine = ("clients", "copies", "limit", "inbox", "seconds", "num_examples", "weights")
+        mine = ("clients", "copies", "limit", "client_input", "seconds", "num_examples", "weights")
         given = ((name, getattr(self, name)) for name in mine)
         return self._replace(**{name: None if v is None else T.index(v, rows) for name, v in given})
 
@@ -65,17 +65,17 @@ class Late:
 
     def arrived(self, phase: str, before: int, until_s: float) -> list[Assignment]:
         """Take out what earlier rounds than ``before`` asked for in this phase and has come in by ``until_s``."""
-        found, left = [], []
+        result, left = [], []
         for work in self._now:
             here = work.asked_s + work.seconds <= until_s
             if work.phase != phase or work.round >= before or not bool(here.any()):
                 left.append(work)
                 continue
-            found.append(work.take(here.nonzero().flatten()))
+            result.append(work.take(here.nonzero().flatten()))
             if not bool(here.all()):
                 left.append(work.take((~here).nonzero().flatten()))
         self._now = tuple(left)
-        return found
+        return result
 
     def commit(self) -> None:
         """Accept the round."""

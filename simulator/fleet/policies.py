@@ -1,4 +1,4 @@
-"""Whom the server waits for."""
+"""Policies of responses: whom the server waits for."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def rounded_up(x: float) -> int:
 
 
 class Close(NamedTuple):
-    """The end of a phase: the answers that count, the earliest ``heard``, and the seconds since the invitation."""
+    """The end of a phase: the answers that count, the earliest ``completed``, and the seconds since the invitation."""
 
-    heard: int
+    completed: int
     seconds: float
 
 
@@ -87,9 +87,9 @@ class Deadline:
 
     def close(self, answers: Tensor, invited: int, settled: float, key: Key) -> Close:
         """Hear what comes in time."""
-        found = self.before.close(answers, invited, settled, key)
+        result = self.before.close(answers, invited, settled, key)
         in_time = int(torch.searchsorted(answers, self.deadline_s, right=True))
-        return Close(min(found.heard, in_time), min(found.seconds, self.deadline_s))
+        return Close(min(result.completed, in_time), min(result.seconds, self.deadline_s))
 
 
 def _first(count: int, answers: Tensor, settled: float) -> Close:

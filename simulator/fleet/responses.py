@@ -1,4 +1,4 @@
-"""What becomes of the clients invited to a phase, resolved before any of them works."""
+"""Responses of the clients invited to a phase, resolved before any of them works."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch import Tensor
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.fleet.availability import Always, Availability, InRounds, chances, in_round
-from fedfleet.simulator.fleet.devices import Alike, Devices, Load
+from fedfleet.simulator.fleet.devices import Devices, Homogeneous, Load
 from fedfleet.simulator.fleet.policies import Deadline, ResponsePolicy, WaitAll
 from fedfleet.simulator.work import Phase
 
 
-class Fate(IntEnum):
+class Outcome(IntEnum):
     """What became of an invited client in a phase."""
 
-    HEARD = 0
+    COMPLETED = 0
     LATE = 1
     FAILED = 2
-    OFFLINE = 3
+    UNAVAILABLE = 3
     STALE = 4
     """Late, but kept for a later round."""
 
@@ -41,7 +41,7 @@ class Federation:
     """
 
     availability: Availability | InRounds = field(default_factory=Always)
-    devices: Devices = field(default_factory=Alike)
+    devices: Devices = field(default_factory=Homogeneous)
     policy: ResponsePolicy = field(default_factory=WaitAll)
     hazard: float = 0.0
     partial_work: bool = False
@@ -63,25 +63,25 @@ class Responses(NamedTuple):
     """How a phase went for the invited clients.
 
     Attributes:
-        fate: (S,) int8.
+        outcome: (S,) int8.
         seconds: (S,) float64 from the invitation to the answer, or to the failure; 0 for clients offline.
         duration_s: how long the server waited.
         steps: (S,) int64, local steps of those that answer.
 
     """
 
-    fate: Tensor
+    outcome: Tensor
     seconds: Tensor
     duration_s: float
     steps: Tensor
 
     @property
-    def heard(self) -> Tensor:
+    def completed(self) -> Tensor:
         """Positions of the heard clients in the cohort, ascending."""
-        return (self.fate == Fate.HEARD).nonzero().flatten()
+        return (self.outcome == Outcome.COMPLETED).nonzero().flatten()
 
 
-class Outcome(NamedTuple):
+class Timeline(NamedTuple):
     """How clients (S,) fare if nobody stops waiting: online when invited, failed on the way, seconds until the end, steps taken."""
 
     online: Tensor
@@ -90,9 +90,9 @@ class Outcome(NamedTuple):
     steps: Tensor
 
 
-def outcomes(
+def timelines(
     federation: Federation, clients: Tensor, copies: Tensor, load: Load, at_s: float | Tensor, key: Key
-) -> Outcome:
+) -> Timeline:
     """Return how invited clients fare. A client must be online when invited, not fail, and be online again when it answers.
 
     ``at_s`` and ``key``, of the moment of the invitation, are of all clients, or (S,), of each.
@@ -107,13 +107,13 @@ def outcomes(
         lifetime = -torch.log1p(-u) / f.hazard
         failed |= online & (lifetime < seconds)
         seconds = seconds.minimum(lifetime)
-    return Outcome(online, failed, torch.where(online, seconds, 0.0), steps)
+    return Timeline(online, failed, torch.where(online, seconds, 0.0), steps)
 
 
 def chance(federation: Federation, clients: Tensor, copies: Tensor, load: Load, at_s: float, key: Key) -> Tensor:
     """Return the chance (S,) float64 that each invited client is online, does not fail, and is online again when it answers.
 
-    Args: as of ``respond``, whose answer takes the same seconds. Raises ConfigError where availability does not tell.
+    Args: as of ``wait_for``, whose answer takes the same seconds. Raises ConfigError where availability does not tell.
     """
     invited = torch.full((len(clients),), at_s, dtype=torch.float64)
     seconds = _worked(federation, clients, load, rng.fold(key, copies))[1]
@@ -147,14 +147,14 @@ def respond(
         count_key: key of the policy's own draws.
 
     """
-    online, failed, seconds, steps = outcomes(federation, clients, copies, load, at_s, key)
+    online, failed, seconds, steps = timelines(federation, clients, copies, load, at_s, key)
     answering = online & ~failed
     order = torch.where(answering, seconds, torch.inf).argsort(stable=True)
     answers = seconds[order[: int(answering.sum())]]
     anybody = bool(online.any())
     close = federation.policy.close(answers, len(clients), float(seconds.max()) if anybody else 0.0, count_key)
-    fate = torch.full((len(clients),), int(Fate.OFFLINE), dtype=torch.int8)
-    fate[answering] = int(Fate.LATE)
-    fate[failed] = int(Fate.FAILED)
-    fate[order[: close.heard]] = int(Fate.HEARD)
-    return Responses(fate, seconds, close.seconds if anybody else 0.0, steps)
+    outcome = torch.full((len(clients),), int(Outcome.UNAVAILABLE), dtype=torch.int8)
+    outcome[answering] = int(Outcome.LATE)
+    outcome[failed] = int(Outcome.FAILED)
+    outcome[order[: close.completed]] = int(Outcome.COMPLETED)
+    return Responses(outcome, seconds, close.seconds if anybody else 0.0, steps)

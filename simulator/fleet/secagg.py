@@ -31,7 +31,7 @@ from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.fleet.availability import Availability
 from fedfleet.simulator.fleet.devices import Load
 from fedfleet.simulator.fleet.policies import rounded_up
-from fedfleet.simulator.fleet.responses import Fate, Federation, Responses, respond
+from fedfleet.simulator.fleet.responses import Federation, Outcome, Responses, respond
 from fedfleet.simulator.secure import Secure
 
 KEY_BYTES, PART_BYTES = 32, 32
@@ -73,9 +73,9 @@ def needed(threshold: float, size: int) -> int:
 
 
 class Secured(NamedTuple):
-    """How an exchange went: who (S,) bool got how far, the neighbours, t, why it is void, and bytes besides the message's.
+    """How an exchange went: who (S,) bool got how far, the neighbours, t, why it is aborted, and bytes besides the message's.
 
-    ``asked`` is how many were sent the work. ``bytes_up`` of an exchange that is void for want of parts has the masked messages
+    ``asked`` is how many were sent the work. ``bytes_up`` of an exchange that is aborted for want of parts has the masked messages
     too, which no client is asked to compute then.
     """
 
@@ -85,7 +85,7 @@ class Secured(NamedTuple):
     unmasking: Tensor
     neighbours: Neighbours
     threshold: int
-    void: str | None
+    aborted: str | None
     asked: int
     bytes_up: int
     bytes_down: int
@@ -147,9 +147,9 @@ def exchange(
     key: Key,
     count_key: Key,
 ) -> tuple[Responses, Secured | None]:
-    """Resolve a phase as ``respond`` does; with ``secure`` with two exchanges before the work, and one after.
+    """Resolve a phase as ``wait_for`` does; with ``secure`` with two exchanges before the work, and one after.
 
-    Who has gone before the work is sent counts as offline, and if the exchange is void by then all others as failed.
+    Who has gone before the work is sent counts as offline, and if the exchange is aborted by then all others as failed.
     """
     if secure is None:
         return respond(federation, clients, copies, load, at_s, key, count_key), None
@@ -168,33 +168,33 @@ def exchange(
         unmasking=nobody,
         neighbours=near,
         threshold=t,
-        void=_lost(near, shared, shared, t, "sharing keys"),
+        aborted=_lost(near, shared, shared, t, "sharing keys"),
         asked=0,
         bytes_up=2 * KEY_BYTES * int(advertised.sum()) + 2 * PART_BYTES * _others(sent, shared),
         bytes_down=2 * KEY_BYTES * _others(sent, advertised),
     )
-    if went.void:
-        fate = torch.where(online, int(Fate.FAILED), int(Fate.OFFLINE)).to(torch.int8)
-        return Responses(fate, torch.where(online, before_s, 0.0), before_s, load.steps), went
+    if went.aborted:
+        outcome = torch.where(online, int(Outcome.FAILED), int(Outcome.UNAVAILABLE)).to(torch.int8)
+        return Responses(outcome, torch.where(online, before_s, 0.0), before_s, load.steps), went
     there = _Among(federation, shared, cohort.goes("masked"), at_s + before_s)
     left, work = replace(federation, availability=there), _masking(secure, load, others)
     answers = respond(left, clients, copies, work, at_s + before_s, key, count_key)
-    masked, close_s = answers.fate == Fate.HEARD, before_s + answers.duration_s
-    seconds = torch.where(answers.fate == Fate.OFFLINE, 0.0, before_s + answers.seconds)
+    masked, close_s = answers.outcome == Outcome.COMPLETED, before_s + answers.duration_s
+    seconds = torch.where(answers.outcome == Outcome.UNAVAILABLE, 0.0, before_s + answers.seconds)
     answers, ever = answers._replace(seconds=seconds, duration_s=close_s), near.among(shared)
     went = went._replace(
         masked=masked,
-        void=_lost(near, shared, masked, t, "masked messages"),
+        aborted=_lost(near, shared, masked, t, "masked messages"),
         asked=int(shared.sum()),
         bytes_down=went.bytes_down + 2 * PART_BYTES * _others(ever, shared),
     )
-    if not went.void:
+    if not went.aborted:
         unmasking, last_s = cohort.message("unmasking", masked, at_s + close_s, 0.0, PART_BYTES * near.size)
         answers = answers._replace(duration_s=close_s + last_s)
         parts = PART_BYTES * int(ever[unmasking].sum())
-        void = _lost(near, shared, unmasking, t, "unmasking")
-        went = went._replace(unmasking=unmasking, void=void, bytes_up=went.bytes_up + parts)
-    if went.void:
+        aborted = _lost(near, shared, unmasking, t, "unmasking")
+        went = went._replace(unmasking=unmasking, aborted=aborted, bytes_up=went.bytes_up + parts)
+    if went.aborted:
         messages = int(masked.sum()) * secure.message_bytes
         went = went._replace(bytes_up=went.bytes_up + messages)
     return answers, went
@@ -211,7 +211,7 @@ def _lost(near: Neighbours, of: Tensor, left: Tensor, t: int, stage: str) -> str
     if int(left.sum()) >= t and not bool(lost.any()):
         return None
     return (
-        f"secure aggregation is void after {stage}, as of {int(lost.sum())} clients' secrets fewer than {t} parts are left "
+        f"secure aggregation is aborted after {stage}, as of {int(lost.sum())} clients' secrets fewer than {t} parts are left "
         f"(lower secure_aggregation.threshold)"
     )
 

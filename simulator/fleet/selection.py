@@ -1,7 +1,8 @@
-"""Whom the server invites.
+"""Client selection: whom the server invites.
 
-A selection is a set of pure functions over a state that the engine keeps and commits with the round, so that a void attempt
-leaves no trace in it. All of it is vectorised; what is known of clients is kept for those heard, not for all.
+A selection is a set of pure functions over a state that the engine keeps and commits with the round. An aborted
+attempt leaves nothing that was learnt in it. All of it is vectorised. The state covers the clients that have taken
+part, not all.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.errors import ConfigError
 
 
-class Heard(NamedTuple):
+class Completed(NamedTuple):
     """What the server learns of the clients heard in a phase: numbers (R,), mean training loss, seconds, examples (R,)."""
 
     round: int
@@ -47,7 +48,7 @@ class Selection(Protocol):
         """Return the invited clients (S,) int64 and the new state. Raises ConfigError where it cannot draw with replacement."""
         ...
 
-    def observe(self, state: Any, heard: Heard) -> Any:
+    def observe(self, state: Any, completed: Completed) -> Any:
         """Return the state after a phase."""
         ...
 
@@ -66,7 +67,7 @@ class _Memoryless:
     def init(self) -> None:
         """Return no state."""
 
-    def observe(self, state: Any, heard: Heard) -> Any:
+    def observe(self, state: Any, completed: Completed) -> Any:
         """Learn nothing."""
         return state
 
@@ -105,7 +106,7 @@ class ByExamples(_Memoryless):
 class RoundRobin:
     """One after the other in a random order, a run's own, so that every client is invited equally often.
 
-    Those whose attempt at a round was void have had their turn, or with ``again`` have it once more: then nobody is heard
+    Those whose attempt at a round was aborted have had their turn, or with ``again`` have it once more: then nobody is heard
     more often than rounds that counted come round to it.
     """
 
@@ -122,7 +123,7 @@ class RoundRobin:
         _refuse_replacement("round_robin", replace)
         return _order(self.seed, problem.clients)[(state + torch.arange(size)) % problem.clients], state + size
 
-    def observe(self, state: Tensor, heard: Heard) -> Tensor:
+    def observe(self, state: Tensor, completed: Completed) -> Tensor:
         """Learn nothing."""
         return state
 
@@ -146,18 +147,20 @@ class Known(NamedTuple):
     def updated(self, clients: Tensor, columns: Mapping[str, Tensor]) -> Known:
         """Return the table with these rows entered; of a client given twice the later row counts."""
         both = torch.cat([self.clients, clients])
-        found, inverse = both.unique(return_inverse=True)
-        latest = torch.zeros(len(found), dtype=torch.int64).scatter_reduce_(0, inverse, torch.arange(len(both)), "amax")
-        return Known(found, {k: torch.cat([v, columns[k].to(torch.float64)])[latest] for k, v in self.columns.items()})
+        result, inverse = both.unique(return_inverse=True)
+        latest = torch.zeros(len(result), dtype=torch.int64).scatter_reduce_(
+            0, inverse, torch.arange(len(both)), "amax"
+        )
+        return Known(result, {k: torch.cat([v, columns[k].to(torch.float64)])[latest] for k, v in self.columns.items()})
 
     def get(self, name: str, clients: Tensor, default: float) -> Tensor:
         """Return a column for clients (S,), ``default`` for unknown ones."""
-        found = torch.full(clients.shape, default, dtype=torch.float64)
+        result = torch.full(clients.shape, default, dtype=torch.float64)
         if len(self.clients):
             place = torch.searchsorted(self.clients, clients).clamp(max=len(self.clients) - 1)
             known = self.clients[place] == clients
-            found[known] = self.columns[name][place[known]]
-        return found
+            result[known] = self.columns[name][place[known]]
+        return result
 
 
 @dataclass(frozen=True)
@@ -184,9 +187,9 @@ class PowerOfChoice:
         loss = state.get("loss", candidates, math.inf)
         return candidates[loss.argsort(descending=True, stable=True)[:size]], state
 
-    def observe(self, state: Known, heard: Heard) -> Known:
+    def observe(self, state: Known, completed: Completed) -> Known:
         """Remember the losses."""
-        return state.updated(heard.clients, {"loss": heard.loss})
+        return state.updated(completed.clients, {"loss": completed.loss})
 
 
 @dataclass(frozen=True)
@@ -240,15 +243,89 @@ class Oort:
         least = self.cutoff * utility.topk(size).values[-1]
         return known.clients[_weighted(key, torch.where(utility >= least, utility, 0.0), size, replace=False)]
 
-    def observe(self, state: tuple[Known, int], heard: Heard) -> tuple[Known, int]:
+    def observe(self, state: tuple[Known, int], completed: Completed) -> tuple[Known, int]:
         """Remember utility, seconds and round."""
         known, _ = state
         columns = {
-            "utility": heard.examples * heard.loss.abs(),
-            "seconds": heard.seconds,
-            "round": torch.full(heard.clients.shape, float(heard.round + 1)),
+            "utility": completed.examples * completed.loss.abs(),
+            "seconds": completed.seconds,
+            "round": torch.full(completed.clients.shape, float(completed.round + 1)),
         }
-        return known.updated(heard.clients, columns), heard.round + 2
+        return known.updated(completed.clients, columns), completed.round + 2
+
+
+class Tiers(NamedTuple):
+    """Clients invited so far, losses and seconds, cohorts drawn from tiers, and each tier's chance and credit (T,)."""
+
+    invited: Tensor
+    known: Known
+    drawn: int
+    chance: Tensor
+    credit: Tensor
+
+
+@dataclass(frozen=True)
+class Tifl:
+    """Cohorts of clients that are as fast, after TiFL (Chai et al., HPDC 2020), as FLGo has it, simplified as said here.
+
+    At first all clients are invited once, in a random order, a run's own. Then they are cut into ``tiers`` of one size by their
+    seconds when last heard, those never heard in the last; one tier is drawn, and the cohort uniformly in it. After every
+    ``interval`` cohorts the n tiers with credit left get the chances n, n - 1, ..., 1 over n (n + 1) / 2, by falling mean loss of
+    their clients when last heard (the paper: by rising accuracy on test examples of the tier). Each cohort costs a tier one
+    credit; where none is left all have ``credits`` anew.
+    """
+
+    seed: int = 0
+    tiers: int = 5
+    interval: int = 10
+    credits: int | None = None
+    feedback = True
+
+    def init(self) -> Tiers:
+        """Know nobody."""
+        even = torch.full((self.tiers,), 1 / self.tiers, dtype=torch.float64)
+        none = torch.zeros((), dtype=torch.int64)
+        return Tiers(none, Known.nothing("loss", "seconds"), 0, even, self._full())
+
+    def _full(self) -> Tensor:
+        return torch.full((self.tiers,), math.inf if self.credits is None else self.credits, dtype=torch.float64)
+
+    def invite(self, state: Tiers, key: Key, size: int, problem: Problem, *, replace: bool) -> tuple[Tensor, Tiers]:
+        """Invite those not invited yet, or some of a tier. Raises ConfigError where one may be invited twice."""
+        _refuse_replacement("tifl", replace)
+        if state.invited < problem.clients:
+            turn = (state.invited + torch.arange(size)) % problem.clients
+            return _order(self.seed, problem.clients)[turn], state._replace(invited=state.invited + size)
+        tiers = self._tiers(state.known, problem)
+        if state.drawn and state.drawn % self.interval == 0:
+            state = state._replace(chance=self._chances(state, tiers))
+        chance, credit = torch.where(state.credit > 0, state.chance, 0.0), state.credit.clone()
+        tier = int(_weighted(rng.fold(key, "tier"), chance, 1, replace=True))
+        credit[tier] -= 1
+        credit = credit if bool((credit > 0).any()) else self._full()
+        chosen = rng.sample(rng.fold(key, "clients"), len(tiers[tier]), size)
+        return tiers[tier][chosen], state._replace(drawn=state.drawn + 1, credit=credit)
+
+    def _tiers(self, known: Known, problem: Problem) -> tuple[Tensor, ...]:
+        """Return the clients of each tier, the fastest first."""
+        seconds = known.get("seconds", torch.arange(problem.clients), math.inf)
+        return seconds.argsort(stable=True).tensor_split(self.tiers)
+
+    def _chances(self, state: Tiers, tiers: tuple[Tensor, ...]) -> Tensor:
+        """Return the tiers' chances (T,) by their losses, 0 of those without credit."""
+        loss = torch.stack(
+            [state.known.get("loss", clients, math.nan).nanmean().nan_to_num(-math.inf) for clients in tiers]
+        )
+        loss = torch.where(state.credit > 0, loss, -math.inf)
+        n = int((state.credit > 0).sum())
+        places = torch.arange(n, 0, -1, dtype=torch.float64) / (n * (n + 1) / 2)
+        return torch.zeros_like(loss).index_copy(0, loss.argsort(descending=True, stable=True)[:n], places)
+
+    def observe(self, state: Tiers, completed: Completed) -> Tiers:
+        """Remember losses and seconds."""
+        return state._replace(
+            known=state.known.updated(completed.clients, {"loss": completed.loss, "seconds": completed.seconds})
+        )
 
 
 def _examples(problem: Problem, clients: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""fedfleet simulates federated learning over very many unreliable devices.
+"""fedfleet simulates federated learning on many unreliable devices.
 
 import fedfleet
 
@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-ROOMS = ("algorithms", "datasets", "middleware", "simulator", "tasks")
+LINKED = ("algorithms", "datasets", "middleware", "simulator", "tasks")
 """Subpackages that lie in the repository's root, and here as links."""
 if any(
-    (Path(__file__).parent / room).is_file() for room in ROOMS
+    (Path(__file__).parent / room).is_file() for room in LINKED
 ):  # a clone in which Git wrote links as text, as on Windows
     __path__.append(str(Path(__file__).parents[2]))
 
@@ -85,8 +85,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"{__name__}.{name}")
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = found = getattr(importlib.import_module(f"{__name__}.{HOMES[name]}"), name)
-    return found
+    globals()[name] = result = getattr(importlib.import_module(f"{__name__}.{HOMES[name]}"), name)
+    return result
 
 
 def __dir__() -> list[str]:
@@ -128,15 +128,15 @@ def run(
     for line in () if callbacks else experiment.advice():  # else callbacks are told
         warnings.warn(line, stacklevel=2)
     try:
-        found = experiment.run(Path(out), callbacks)
+        result = experiment.run(Path(out), callbacks)
     except KeyboardInterrupt as e:
         given = "".join(f", {name}=…" for name, part in own.items() if part is not None)
         e.add_note(f"go on with fedfleet.resume({str(out)!r}{given})")
         raise
-    lost = (found.summary.get("secure_aggregation") or {}).get("lost")
+    lost = (result.summary.get("secure_aggregation") or {}).get("lost")
     if lost and not callbacks:
         warnings.warn(lost, stacklevel=2)
-    return found
+    return result
 
 
 def run_all(

@@ -34,7 +34,7 @@ def main() -> None:
         print("interrupted", file=sys.stderr)
         sys.exit(status)
     except SystemExit as e:
-        status = int(e.code or 0)
+        status = e.code if isinstance(e.code, int) else int(e.code is not None)
         raise
     finally:  # all is done and said: one that comes now has nothing to stop but what others do at exit
         signal.signal(signal.SIGINT, lambda *_: os._exit(status))

@@ -9,8 +9,8 @@ from fedfleet.algorithms.fedavg import (
     averaging,
 )
 from fedfleet.algorithms.local import (
+    ClientFinal,
     Direction,
-    Finish,
     Local,
     carried,
     full_local,
@@ -32,19 +32,19 @@ from fedfleet.algorithms.options import (
 from fedfleet.algorithms.participation import (
     Correction,
     correcting,
-    share_heard,
+    share_completed,
 )
 from fedfleet.simulator import author
 from fedfleet.simulator.author import *  # noqa: F403  # the same names, whatever they are
 
 __all__ = [
     "AveragingOptions",
+    "ClientFinal",
     "ClientOptimizer",
     "CohortOptions",
     "Correction",
     "Direction",
     "FedAvgOptions",
-    "Finish",
     "Local",
     "LocalOptions",
     "Schedule",
@@ -60,6 +60,6 @@ __all__ = [
     "proximal",
     "send_change",
     "send_model",
-    "share_heard",
+    "share_completed",
 ]
 __all__ += author.__all__

@@ -24,7 +24,7 @@ from fedfleet.simulator.population import InMemoryPopulation
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.registry import TASKS
 
-PAIR = CohortOptions(invite=2)
+PAIR = CohortOptions(size=2)
 SIZES, TARGETS = (30, 17, 24, 9, 21), (4,)
 
 

@@ -8,7 +8,7 @@ import torch
 from fedfleet.algorithms.afl import State
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.algorithm import Algorithm
-from fedfleet.simulator.block.purity import Held
+from fedfleet.simulator.block.side_effects import ClosureTensors
 from fedfleet.simulator.population import InMemoryPopulation
 from tests.algorithms.harness import Bowl, World, build, records
 
@@ -31,18 +31,18 @@ def at(w: float):
     return {"x": {"w": torch.tensor(w, dtype=torch.float64)}}
 
 
-_built: dict[str, tuple[Algorithm, Held, World]] = {}
+_built: dict[str, tuple[Algorithm, ClosureTensors, World]] = {}
 
 
 def run(
-    where: World, rounds: int, name: str = "afl", *, w: float = 0.0, invite: int | None = None, seed: int = 0, **options
+    where: World, rounds: int, name: str = "afl", *, w: float = 0.0, size: int | None = None, seed: int = 0, **options
 ) -> list[State]:
     """Run an algorithm, which is built, and tried before its first block, once for all seeds."""
-    key = f"{id(where)} {name} {invite} {options}"
+    key = f"{id(where)} {name} {size} {options}"
     if key not in _built:
-        everybody = CohortOptions(invite=invite or where.population.size)
+        everybody = CohortOptions(size=size or where.population.size)
         algorithm = build(name, where.task, everybody, **{**EXACT, **options} if name == "afl" else options)
-        _built[key] = algorithm, Held(), where
+        _built[key] = algorithm, ClosureTensors(), where
     algorithm, held, _ = _built[key]
     return [r.state for r in records(algorithm, where, rounds, z=at(w), seed=seed, held=held)]
 

@@ -70,22 +70,25 @@ CASES: dict[str, tuple[str, dict]] = {
     "clustered_sampling": ("classification", {"steps": 3, "batch_size": 7, "correction": "known_p"}),
     "f3ast": ("classification", {"steps": 3, "batch_size": 7, "select": 8, "beta": 0.2}),
     "fedlaavg": ("classification", {"steps": 3, "batch_size": 7, "select": 8}),
+    "refl": ("classification", {"steps": 3, "batch_size": 7, "select": 8}),
     "mime": ("classification", {"epochs": 1, "batch_size": 7, "beta": 0.5}),
     "mimelite": ("classification", {"steps": 3, "batch_size": 7, "beta": 0.5}),
     "fedasync": ("classification", {"steps": 3, "batch_size": 7, "concurrency": 6, "mu": 0.1}),
+    "fedfix": ("classification", {"steps": 3, "batch_size": 7, "concurrency": 9, "period_s": 0.7}),
 }
 
 VARIANTS: dict[str, tuple[str, dict]] = {
     "fedavg, known p": ("classification", {"epochs": 1, "batch_size": 7, "correction": "known_p"}),
     "fedprox, mifa": (
         "classification",
-        {"steps": 3, "batch_size": 7, "correction": {"kind": "mifa", "start": "heard"}},
+        {"steps": 3, "batch_size": 7, "correction": {"kind": "mifa", "start": "completed"}},
     ),
     "local_sgda, fedvarp": (
         "auc",
         {"steps": 3, "batch_size": 7, "correction": {"kind": "fedvarp", "chances": True}},
     ),
     "cdma_one, fedvarp": ("auc", {"epochs": 1, "batch_size": 7, "correction": "fedvarp"}),
+    "clustered_sampling, similarity": ("classification", {"steps": 3, "batch_size": 7, "law": "similarity"}),
     "cdma_ada, fedau": (
         "auc",
         {
@@ -117,7 +120,7 @@ CUT = {
     "coral",
 }
 """Algorithms that need a net with a last layer and others before it."""
-ASYNCHRONOUS = ("fedbuff", "fedasync")
+ASYNCHRONOUS = ("fedbuff", "fedasync", "fedfix")
 """Algorithms without cohorts, whose answers come in later rounds."""
 INVITE = {"fact": 2}
 """Clients asked a round, of algorithms that leave no choice."""
@@ -131,8 +134,8 @@ TARGET: dict[str, object] = {
 BY_LABEL: dict[str, object] = {"domains": {"kind": "label"}}
 NEEDS: dict[str, dict[str, object]] = {
     **dict.fromkeys(LEARN_UNLABELLED, TARGET),
-    "cluster_fedvarp": {**BY_LABEL, "cohort": {"invite": 8, "respond": "all"}},
-    "clustered_sampling": {"cohort": {"invite": 8, "respond": "all"}},
+    "cluster_fedvarp": {**BY_LABEL, "cohort": {"size": 8, "wait_for": "all"}},
+    "clustered_sampling": {"cohort": {"size": 8, "wait_for": "all"}},
     "vrex": BY_LABEL,
     "coral": BY_LABEL,
     "fedga": {"population.held_out": 0.25},

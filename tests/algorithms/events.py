@@ -14,7 +14,7 @@ import torch
 
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.fleet.devices import Load
-from fedfleet.simulator.fleet.responses import Fate
+from fedfleet.simulator.fleet.responses import Outcome
 
 LIMIT = 1e-9  # of what two ways to add the same seconds may differ by
 
@@ -32,7 +32,7 @@ class Rules:
     devices: Any
     wait: Any = "all"
     deadline: float = math.inf
-    invite: int = 5
+    size: int = 5
     over_select: float = 1.0
     hazard: float = 0.0
     partial: bool = False
@@ -67,7 +67,7 @@ class Answer:
     """One invitation; ``seconds`` from the invitation to its end."""
 
     client: int
-    fate: Fate = Fate.OFFLINE
+    outcome: Outcome = Outcome.UNAVAILABLE
     seconds: float = 0.0
     steps: int = 0
     asked_s: float = 0.0
@@ -113,12 +113,12 @@ class Sync:
                 played = self.phase(index, attempt, number, work)
                 found.append(played)
                 self.clock_s = played.started_s + played.duration_s
-                mine = [a for a in played.answers if a.fate is Fate.HEARD]
+                mine = [a for a in played.answers if a.outcome is Outcome.COMPLETED]
                 if len(mine) < self.rules.least:
                     break
                 if self.rules.discount is not None:
-                    for a in (a for a in played.answers if a.fate is Fate.LATE):
-                        a.fate = Fate.STALE
+                    for a in (a for a in played.answers if a.outcome is Outcome.LATE):
+                        a.outcome = Outcome.STALE
                         late.setdefault(work.name, []).append(a)
                 waiting = late.get(work.name, [])
                 played.used = True
@@ -135,7 +135,7 @@ class Sync:
         r, start = self.rules, self.clock_s
         key = rng.fold(rng.fold(r.root, "phase", index, attempt), number)
         invitation = rng.fold(rng.fold(r.root, "invite", index, attempt), number)
-        size = min(r.clients, math.ceil(round(r.invite * r.over_select, 9)))
+        size = min(r.clients, math.ceil(round(r.size * r.over_select, 9)))
         cohort = rng.sample(invitation, r.clients, size).tolist()
         answers = [Answer(c, asked_s=start, round=index) for c in cohort]
         events: list[tuple[float, int, int, str]] = []
@@ -163,9 +163,9 @@ class Sync:
             a = answers[place]
             a.seconds = at
             if what == "break" or not r.online(key, a.client, start + at):
-                a.fate = Fate.FAILED
+                a.outcome = Outcome.FAILED
             else:
-                a.fate = Fate.HEARD if closed is None else Fate.LATE
+                a.outcome = Outcome.COMPLETED if closed is None else Outcome.LATE
                 came += closed is None
             if closed is None and (came == wanted or not at_work):
                 closed = at
@@ -175,7 +175,7 @@ class Sync:
     def wanted(self, key, size) -> float:
         r = self.rules
         if r.over_select > 1:
-            return r.invite
+            return r.size
         if r.wait == "all":
             return math.inf
         if isinstance(r.wait, int):
@@ -191,7 +191,7 @@ class Flown:
 
     client: int
     version: int
-    fate: Fate
+    outcome: Outcome
     ends_s: float
 
 
@@ -221,13 +221,13 @@ class Async:
             ends_s, moment, client, sent, fails = heapq.heappop(self.queue)
             self.clock_s = ends_s
             if fails:
-                fate = Fate.FAILED
+                outcome = Outcome.FAILED
             elif r.bound is not None and version - sent > r.bound:
-                fate = Fate.LATE
+                outcome = Outcome.LATE
             else:
-                fate = Fate.HEARD if sent == version else Fate.STALE
-            self.ended.append(Flown(client, sent, fate, ends_s))
-            if fate in (Fate.HEARD, Fate.STALE):
+                outcome = Outcome.COMPLETED if sent == version else Outcome.STALE
+            self.ended.append(Flown(client, sent, outcome, ends_s))
+            if outcome in (Outcome.COMPLETED, Outcome.STALE):
                 used.append(self.ended[-1])
                 waits = 0
         return used
@@ -242,7 +242,7 @@ class Async:
         for client in self.order(moment)[: 10 * vacant]:
             number, self.invitations = self.invitations, self.invitations + 1
             if not r.online(key, client, self.clock_s):
-                self.ended.append(Flown(client, version, Fate.OFFLINE, self.clock_s))
+                self.ended.append(Flown(client, version, Outcome.UNAVAILABLE, self.clock_s))
                 continue
             fixed, step = r.times(key, client, self.load)
             whole = fixed + step * float(self.load.steps)

@@ -1,5 +1,6 @@
 """Run algorithms on small problems in this process."""
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +17,7 @@ from fedfleet.simulator.algorithm import Algorithm, Cohort, Task
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.capture import Captures
-from fedfleet.simulator.block.purity import Held
+from fedfleet.simulator.block.side_effects import ClosureTensors
 from fedfleet.simulator.driver import simulate as driver
 from fedfleet.simulator.driver.round import Conditions, EngineRound
 from fedfleet.simulator.driver.simulate import RoundRecord, simulate, start
@@ -116,6 +117,9 @@ TOY = rows([(1, 2, 1, 1, -1)], [(3, 0, 2, -3, 2)])
 NET = {"model": "mlp", "hidden": (8,)}
 
 
+_load: Any = functools.cache(load)
+
+
 def digits(
     task: str,
     partition: str = "label_sorted",
@@ -126,7 +130,7 @@ def digits(
     **options: Any,
 ) -> World:
     """Digits of ``scale`` times 8 x 8, and a task for them; clients belong to three domains in turn."""
-    data = load(None)  # type: ignore[arg-type]
+    data = _load(None)
     x = data.train.x.to(dtype).repeat_interleave(scale, -1).repeat_interleave(scale, -2)
     split = PARTITIONS.make(partition, **options).split(data.train.y, None, clients, 0)
     domain = torch.arange(clients) % 3
@@ -149,13 +153,13 @@ def with_targets(world: World) -> World:
 
 def with_held_out(algorithm: Algorithm, world: World) -> World:
     """For algorithms that measure models on examples that clients do not learn from: they keep a quarter."""
-    wanted = any(stage.batches.held_out for phase in algorithm.phases for stage in phase.work.stages)
+    wanted = any(stage.batches.held_out for phase in algorithm.phases for stage in phase.work.loops)
     return replace(world, population=HeldOut(world.population, 0.25, 0)) if wanted else world
 
 
 def build(name: str, task: Task, cohort: CohortOptions | None = None, **options: Any) -> Algorithm:
     entry = ALGORITHMS[name]
-    return entry.build(entry.options(**options), task, cohort or CohortOptions(invite=2))
+    return entry.build(entry.options(**options), task, cohort or CohortOptions(size=2))
 
 
 def records(
@@ -170,12 +174,17 @@ def records(
     block_size: int = 4,
     seed: int = 0,
     captures: Captures | None = None,
-    held: Held | None = None,
+    held: ClosureTensors | None = None,
     device: str = "cpu",
     **given: Any,
 ) -> Iterator[RoundRecord]:
     world = with_held_out(algorithm, world)
-    more = {"captures": captures or Captures(), "held": held or Held(), "device": device, "root": world.root}
+    more = {
+        "captures": captures or Captures(),
+        "held": held or ClosureTensors(tries=False),
+        "device": device,
+        "root": world.root,
+    }
     setup = Setup.of(algorithm, world.task, world.population, inner, **more)
     executor = executor or LocalExecutor(1)
     executor.start(setup)

@@ -24,7 +24,7 @@ from fedfleet.simulator.arithmetic import layers
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.capture import Captures
-from fedfleet.simulator.block.purity import Held
+from fedfleet.simulator.block.side_effects import ClosureTensors
 from fedfleet.simulator.driver import round as driver
 from fedfleet.simulator.driver.round import Conditions
 from fedfleet.simulator.driver.server import initial
@@ -88,13 +88,6 @@ class Spy:
         return Times(none + 1, none)
 
 
-class Tried(Held):
-    """Says that everything was tried: to try client code takes longer than to run it, and the ordinary histories do."""
-
-    def first(self, what: Any) -> bool:
-        return False
-
-
 def world(name: str, how: How) -> World:
     """Return the task of a case and its clients."""
     task = ROWS[name][0]
@@ -131,13 +124,15 @@ def algorithm(name: str, where: World, how: How, t: int = 0) -> Algorithm:
         options |= {key: getattr(known, key) * FALLING.at(t) for key in RATES if getattr(known, key, None) is not None}
     elif "lr_schedule" in ALGORITHMS[kind].options.model_fields:
         options["lr_schedule"] = FALLING
-    return build(kind, where.task, CohortOptions(invite=INVITE.get(name, 12 if how.even else 8)), **options)
+    return build(kind, where.task, CohortOptions(size=INVITE.get(name, 12 if how.even else 8)), **options)
 
 
 def rounds(name: str, how: How) -> int:
     """Return how many rounds show what there is to see: blocks of asynchronous ones are as large as versions have answers."""
     if name in ASYNCHRONOUS:
         return 8
+    if how.seed:
+        return 1
     if how.even:
         return 5 if name in INVITE else 2
     return 2 if how.model else 3
@@ -149,7 +144,7 @@ def history(name: str, how: How) -> History:
     with ExitStack() as stack:
         if not how.even:  # all blocks are filled up with clients that count for nothing
             more = 2 if how.inner == "batched" else 1
-            stack.enter_context(patch.object(driver, "rooms_of_blocks", lambda clients, most: (most + more,)))
+            stack.enter_context(patch.object(driver, "bucket_sizes", lambda clients, most: (most + more,)))
         stack.enter_context(patch.object(layers, "FOLD_AT", how.fold_at))
         if how.device != "cpu":
             stack.enter_context(placed())
@@ -162,7 +157,7 @@ def _run(name: str, how: How, folder: Path) -> History:
     made = algorithm(name, where, how)
     where = with_held_out(made, where)
     z = T.map(lambda x: x.to(how.dtype) if x.is_floating_point() else x, where.task.init(how.seed))
-    held = Held() if how.device == "cpu" else Tried()
+    held = ClosureTensors(tries=how == How("factored"))
     common: Any = {"captures": captures, "held": held, "device": how.device}
     turns = [algorithm(name, where, how, t) for t in range(rounds(name, how))] if how.by_hand else [made]
     setups = [Setup.of(turn, where.task, where.population, how.inner, **common) for turn in turns]

@@ -57,7 +57,7 @@ class Trial(NamedTuple):
     def accuracy(self, name: str, rounds: int, seed: int, **options: Any) -> float:
         """The mean test accuracy of the last evaluations of a run; NaN where it diverges."""
         size = self.world.population.size
-        algorithm = build(name, self.world.task, CohortOptions(invite=size), **LOCAL, **options)
+        algorithm = build(name, self.world.task, CohortOptions(size=size), **LOCAL, **options)
         predict, view, found = self.world.task.functions["predict"], algorithm.views["global"].params, []
         run = records(algorithm, self.world, rounds, inner="batched", seed=seed, captures=Captures(after=None))
         try:

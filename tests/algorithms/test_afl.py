@@ -93,7 +93,7 @@ def test_optimism():
         assert last[-1].mixture.tolist() == pytest.approx([0.5, 0.5], abs=1e-3)
 
 
-@pytest.mark.parametrize("given", [{}, {"batch_size": 1, "invite": 3}])
+@pytest.mark.parametrize("given", [{}, {"batch_size": 1, "size": 3}])
 def test_the_two_offers_of_optimism_are_one_without_constraints(given):
     """Inside the simplex nothing is projected away: there the played points are the same (4.3), minibatches or not."""
     offers = [
@@ -118,7 +118,7 @@ def test_the_best_response_is_to_all_examples_though_gradients_are_of_minibatche
         steps.add(round(w(state), 9))
     assert steps == {0.0, 0.9}
     with pytest.raises(ConfigError, match="best_response': it needs the losses of all clients"):
-        run(uneven, 1, method="best_response", invite=1)
+        run(uneven, 1, method="best_response", size=1)
 
 
 # Constraints and Theorem 2, 3 and 3.2
@@ -247,7 +247,7 @@ def test_domains_alike_leave_lambda_alone():
 def test_lambda_stays_feasible(kind):
     kind = {"kind": "simplex", **kind}
     allowed = Dual.of(DualOptions.model_validate({"lambda_set": kind}), torch.tensor([3, 4, 2])).set
-    states = run(MANY, 30, dual={"lr": 0.5, "lambda_set": kind}, invite=2)
+    states = run(MANY, 30, dual={"lr": 0.5, "lambda_set": kind}, size=2)
     assert all(allowed.contains(s.mixture) for s in states)
 
 

@@ -1,4 +1,4 @@
-"""What AFL makes of the answers of some clients: sections 3.1, 5 and 9.3 of its specification."""
+"""AFL's estimates from the answers of some clients: sections 3.1, 5 and 9.3 of its specification."""
 
 import itertools
 import math
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from fedfleet.algorithms.agnostic import estimated, learnt
+from fedfleet.algorithms.agnostic import estimated, latest_losses
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.algorithm import Problem, Reduced
 from fedfleet.simulator.arithmetic import tree as T
@@ -50,7 +50,7 @@ def test_horvitz_thompson_is_unbiased_for_the_losses(size):
 
 def test_the_ratio_keeps_the_last_loss_of_a_domain_nobody_answered_for():
     answers = heard(MANY, [1, 2], 0.7)
-    known = learnt(answers, torch.tensor([7.0, 8.0, math.nan], dtype=torch.float64))
+    known = latest_losses(answers, torch.tensor([7.0, 8.0, math.nan], dtype=torch.float64))
     one = float(losses(MANY, 0.7)[1])
     assert known[:2].tolist() == pytest.approx([7.0, one])
     assert known[2].isnan()
@@ -87,7 +87,7 @@ def test_a_step_of_ratios_is_the_mean_over_those_heard(monkeypatch):
 def test_drawn_cohorts_are_unbiased(options):
     """Enough seeds to see a bias of a tenth of the step."""
     (whole,) = run(MANY, 1, w=0.7)
-    ones = [run(MANY, 1, w=0.7, seed=s, invite=3, dual={"lr": 1e-4}, **options)[0] for s in range(250)]
+    ones = [run(MANY, 1, w=0.7, seed=s, size=3, dual={"lr": 1e-4}, **options)[0] for s in range(250)]
     mean, error = mean_of([torch.tensor([w(s)]) for s in ones])
     assert abs(float(mean) - w(whole)) < 4.5 * float(error)
     assert float(error) < 0.1 * abs(w(whole) - 0.7)
@@ -112,7 +112,7 @@ def test_variances_of_the_gradients():
         "weighted": mixture @ variance + mixture @ (mean - whole).square(),
     }
     for kind, expected in wanted.items():
-        options = {"gradient": kind, "batch_size": 1, "invite": 3 if kind == "per_domain" else 1}
+        options = {"gradient": kind, "batch_size": 1, "size": 3 if kind == "per_domain" else 1}
         found = torch.tensor([(0.7 - w(run(where, 1, w=0.7, seed=s, **options)[0])) / 0.1 for s in range(300)])
         assert float(found.mean()) == pytest.approx(float(whole), abs=4.5 * math.sqrt(float(expected) / 300))
         assert float(found.var()) == pytest.approx(float(expected), rel=0.3)
@@ -121,7 +121,7 @@ def test_variances_of_the_gradients():
 def test_local_steps_are_fedavg_with_the_weights_lambda():
     states = run(MANY, 3, steps=4, estimator="ratio", dual={"lambda_set": {"kind": "sizes"}})
     wanted = play(
-        build("fedavg", MANY.task, CohortOptions(invite=5), epochs=4, batch_size=100, lr=0.1), MANY, 3, z=at(0.0)
+        build("fedavg", MANY.task, CohortOptions(size=5), epochs=4, batch_size=100, lr=0.1), MANY, 3, z=at(0.0)
     )
     for state, z in zip(states, wanted, strict=True):
         assert w(state) == pytest.approx(float(z["x"]["w"]), rel=1e-9)
@@ -132,7 +132,7 @@ def test_late_answers_count_less_in_what_they_are_divided_by_too(options):
     """Two clients alike, of which the second is late and counts half: every step goes along a mean of gradients on the way."""
     alike = world([(1, 0)], [(1, 0)], domain=[0, 0])
     fleet = Federation(devices=Fixed((1.0, 1.5)), policy=First(1))
-    algorithm = build("afl", alike.task, CohortOptions(invite=2), **EXACT, **options)
+    algorithm = build("afl", alike.task, CohortOptions(size=2), **EXACT, **options)
     found = records(algorithm, alike, 4, z=at(1.0), federation=fleet, stale_discount=0.5)
     points = [1.0, *(w(r.state) for r in found)]
     gradients = [(a - b) / 0.1 for a, b in itertools.pairwise(points)]
@@ -156,7 +156,7 @@ def test_variances_of_the_losses():
     away = torch.eye(3, dtype=torch.float64) - 1 / 3
     for kind, matrix in covariance.items():
         assert float(matrix.trace()) == pytest.approx(float(wanted[kind]))
-        options = {"dual_gradient": kind, "batch_size": 1, "invite": 3 if kind == "per_domain" else 1}
+        options = {"dual_gradient": kind, "batch_size": 1, "size": 3 if kind == "per_domain" else 1}
         options |= {"dual": {"kind": "entropy", "lr": 1e-3}}  # from which the gradient can be read, but for a constant
         logs = [run(where, 1, w=0.7, seed=s, **options)[0].mixture.log() for s in range(300)]
         found = torch.stack([(log - start) / 1e-3 for log in logs]) @ away
@@ -183,7 +183,7 @@ def test_variances_of_the_losses():
 def test_floats_follow_the_message_formulas(name, options, wanted):
     """In models and single numbers, for each client asked and each heard."""
     where = digits("classification", clients=9)
-    everybody = CohortOptions(invite=9)
+    everybody = CohortOptions(size=9)
     algorithm = build(name, where.task, everybody, batch_size=4, **options)
     d = T.count(where.task.init(0))
     for record in records(algorithm, where, 2, policy=First(4)):

@@ -118,7 +118,7 @@ def test_fedprox_without_its_term_is_fedavg_bit_for_bit():
 def test_one_client_is_centralised_sgd_with_momentum():
     alone = digits("classification", "iid", clients=1)
     options = {"steps": 1, "batch_size": alone.population.indices.numel(), "client_optimizer": {"weight_decay": 0.1}}
-    found = play(build("fedavg", alone.task, CohortOptions(invite=1), lr=0.2, **options), alone, 5)[-1]
+    found = play(build("fedavg", alone.task, CohortOptions(size=1), lr=0.2, **options), alone, 5)[-1]
     z = T.map(lambda v: v.clone().requires_grad_(), alone.task.init(0))
     optimizer = torch.optim.SGD(T.leaves(z), lr=0.2, weight_decay=0.1)
     for _ in range(5):
@@ -165,18 +165,20 @@ def test_scaffold_weighs_clients_by_hand_under_partial_participation(monkeypatch
     cohorts = [[0, 1], [2], [1, 2], [0]]
     script(monkeypatch, cohorts)
     curves, sizes = [(1, -2), (3, 4), (2, 1)], [3, 5, 1] if weight == "num_examples" else [1, 1, 1]
-    x, c, own, expected = 1.0, 0.0, [0.0] * 3, []
+    x, c, client_state, expected = 1.0, 0.0, [0.0] * 3, []
     for cohort in cohorts:
         ends = {}
         for i in cohort:
             y, (a, m) = x, curves[i]
             for _ in range(2):
-                y -= 0.1 * (a * (y - m) - own[i] + c)
+                y -= 0.1 * (a * (y - m) - client_state[i] + c)
             ends[i] = y
         for i, y in ends.items():
-            own[i] += (x - y) / 0.2 - c
+            client_state[i] += (x - y) / 0.2 - c
         x += 0.7 * sum(sizes[i] * (y - x) for i, y in ends.items()) / sum(sizes[i] for i in cohort)
-        c = sum(s * o for s, o in zip(sizes, own, strict=True)) / sum(sizes)  # of all clients, whoever was heard
+        c = sum(s * o for s, o in zip(sizes, client_state, strict=True)) / sum(
+            sizes
+        )  # of all clients, whoever was heard
         expected.append((x, c))
     scaffold = build("scaffold", THREE.task, weight=weight, global_lr=0.7, **TWO)
     found = [(w(r.state.z), w(r.state.c)) for r in records(scaffold, THREE, 4)]
@@ -185,7 +187,7 @@ def test_scaffold_weighs_clients_by_hand_under_partial_participation(monkeypatch
 
 def test_scaffold_sends_two_vectors_each_way():
     d = len(flat(DIGITS.task.init(0)))
-    for r in records(build("scaffold", DIGITS.task, CohortOptions(invite=5), epochs=1), DIGITS, 2, inner="batched"):
+    for r in records(build("scaffold", DIGITS.task, CohortOptions(size=5), epochs=1), DIGITS, 2, inner="batched"):
         assert r.phases[0].counts["floats_up"] == r.phases[0].counts["floats_down"] == 5 * 2 * d
 
 

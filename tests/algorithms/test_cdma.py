@@ -79,7 +79,7 @@ def test_full_gradients_are_exact_whatever_the_chunk(inner):
     examples = [(1 + i / 3, i / 7, 1.5, i * i / 9, -i / 11) for i in range(7)]
     alone = World(Game(), rows(examples))
     a, b, c, p, q = (sum(column) / 7 for column in zip(*examples, strict=True))
-    ada = build("cdma_ada", alone.task, CohortOptions(invite=1), alpha=0.3, gradient_chunk=3, **TWO_STEPS)
+    ada = build("cdma_ada", alone.task, CohortOptions(size=1), alpha=0.3, gradient_chunk=3, **TWO_STEPS)
     for r in records(ada, alone, 3, inner=inner):
         x, y = xy(r.state.z_before)
         assert xy(r.state.u) == pytest.approx((a * x + b * y + p, -(b * x - c * y + q)), abs=1e-14)
@@ -97,7 +97,7 @@ def test_the_saddle_is_a_fixed_point_of_one_and_ada_but_not_of_nc():
 
 def test_one_client_is_centralised_training():
     alone = World(Game(), rows([(1, 2, 1, 1, -1)]))
-    invite = CohortOptions(invite=1)
+    invite = CohortOptions(size=1)
     x, y = 1.0, -1.0
     for _ in range(6):  # plain descent-ascent, K T = 6 steps
         x, y = x - 0.1 * (x + 2 * y + 1), y + 0.1 * (2 * x - y - 1)
@@ -106,7 +106,7 @@ def test_one_client_is_centralised_training():
 
 
 AUC = digits("auc")
-INVITE = CohortOptions(invite=8)
+INVITE = CohortOptions(size=8)
 LOCAL = {"steps": 3, "batch_size": 7, "lr": 0.3, "dual_lr": 0.1}
 
 
@@ -139,7 +139,7 @@ def test_one_local_step_is_parallel_sgda_bit_for_bit():
 
 
 def test_ada_with_every_client_heard_in_phase_one_is_one_for_every_alpha():
-    everyone = CohortOptions(invite=AUC.population.size)
+    everyone = CohortOptions(size=AUC.population.size)
     runs = [
         play(build(name, AUC.task, everyone, decay=0.4, **extra, **LOCAL), AUC, 3, inner="batched")[-1]
         for name, extra in (("cdma_one", {}), ("cdma_ada", {"alpha": 0.7}))
@@ -162,7 +162,7 @@ def test_the_correction_cancels_linear_minibatch_noise():
     results = [
         xy(
             play(
-                build("cdma_one", GAME.task, CohortOptions(invite=1), steps=4, batch_size=1, lr=0.1),
+                build("cdma_one", GAME.task, CohortOptions(size=1), steps=4, batch_size=1, lr=0.1),
                 World(Game(), p),
                 3,
             )[-1]
@@ -171,14 +171,14 @@ def test_the_correction_cancels_linear_minibatch_noise():
     ]
     assert results[0] == pytest.approx(results[1], abs=1e-12)
     plain = play(
-        build("cdma_nc", GAME.task, CohortOptions(invite=1), steps=3, batch_size=1, lr=0.1),
+        build("cdma_nc", GAME.task, CohortOptions(size=1), steps=3, batch_size=1, lr=0.1),
         World(Game(), rows(noisy)),
         1,
     )
     assert xy(plain[0]) != pytest.approx(
         xy(
             play(
-                build("cdma_nc", GAME.task, CohortOptions(invite=1), steps=3, batch_size=1, lr=0.1),
+                build("cdma_nc", GAME.task, CohortOptions(size=1), steps=3, batch_size=1, lr=0.1),
                 World(Game(), rows(mean)),
                 1,
             )[0]
@@ -222,19 +222,19 @@ def test_floats_follow_the_message_formulas():
             for i, p in enumerate(r.phases):
                 sent = 1 if name == "cdma_ada" and r.index == 0 else down[name][i]  # no z_{-1} in round 0
                 sent = 2 if name == "cdma_ada" and i == 1 else sent
-                assert p.counts["floats_up"] == p.counts["heard"] * d * vectors[i]
+                assert p.counts["floats_up"] == p.counts["completed"] * d * vectors[i]
                 assert p.counts["floats_down"] == 8 * d * sent
-                assert p.counts["heard"] in (5, 6, 7, 8)
+                assert p.counts["completed"] in (5, 6, 7, 8)
     once = list(records(build("cdma_one", AUC.task, INVITE, **(LOCAL | {"steps": 1})), AUC, 2, policy=Siwer()))
     assert [[p.phase for p in r.phases] for r in once] == [["gradient"], ["gradient"]]
 
 
 def test_cohort_options_of_the_two_phases():
     def cohorts(**options):
-        cohort = CohortOptions(invite=8, **options)
+        cohort = CohortOptions(size=8, **options)
         one = build("cdma_one", AUC.task, cohort, **LOCAL)
         run = records(one, AUC, 6, policy=Siwer(), shared_response_count=cohort.shared_response_count, inner="batched")
-        return [[(p.clients.tolist(), p.responses.heard.tolist()) for p in r.phases] for r in run]
+        return [[(p.clients.tolist(), p.responses.completed.tolist()) for p in r.phases] for r in run]
 
     paper, code, shared = cohorts(), cohorts(resample=False), cohorts(shared_response_count=True)
     again = cohorts(resample=False, shared_response_count=True)
@@ -349,8 +349,8 @@ def test_a_round_takes_the_theorems_steps(name):
     [
         ("cdma_nc", {"local_1": None}, {}, r"algorithm.theory.local_1: missing: Theorem 1 needs Assumption 4: give it"),
         ("cdma_nc", {"local_2": None}, {}, r"algorithm.theory.local_2: missing"),
-        ("cdma_one", {"responses": 6}, {"respond": "siwer"}, r"theory.responses=6: a phase may go on after 5 answers"),
-        ("cdma_one", {"responses": 8}, {"respond": 7}, r"theory.responses=8: a phase may go on after 7 answers"),
+        ("cdma_one", {"responses": 6}, {"wait_for": "siwer"}, r"theory.responses=6: a phase may go on after 5 answers"),
+        ("cdma_one", {"responses": 8}, {"wait_for": 7}, r"theory.responses=8: a phase may go on after 7 answers"),
         ("cdma_ada", {"gap": 0.8}, {}, r"theory.responses=5: Theorem 3 needs .* = 5.3079 at least"),
         ("cdma_ada", {"pl": 2.4}, {}, r"pl=2.4 is above smoothness=2.3"),
     ],
@@ -358,7 +358,7 @@ def test_a_round_takes_the_theorems_steps(name):
 def test_constants_under_which_a_theorem_says_nothing_are_refused(name, options, cohort, line):
     given = {k: v for k, v in (OF_THEORY | options).items() if v is not None}
     with pytest.raises(ValueError, match=line):
-        build(name, GAME.task, CohortOptions(invite=8, **cohort), steps=2, batch_size=1, theory=given)
+        build(name, GAME.task, CohortOptions(size=8, **cohort), steps=2, batch_size=1, theory=given)
 
 
 @pytest.mark.parametrize(
@@ -403,7 +403,7 @@ def test_a_step_of_svrg_is_taken_at_the_minibatch():
     """One client with two examples, K = 2, B = 1: u + grad at z^(1) - grad at z_0 of the second, in either order."""
     first, second = (1, 2, 1, 5, -1), (3, 0, 2, -3, 2)
     alone = World(Game(), rows([first, second]))
-    found = xy(play(build("cdma_one", alone.task, CohortOptions(invite=1), **TWO_STEPS), alone, 1)[0])
+    found = xy(play(build("cdma_one", alone.task, CohortOptions(size=1), **TWO_STEPS), alone, 1)[0])
 
     def direction(of, x, y):
         a, b, c, p, q = of
@@ -424,7 +424,7 @@ def test_with_identical_hessians_and_everybody_heard_nc_is_centralised():
     x, y = 1.0, -1.0
     for _ in range(8):
         x, y = x - 0.1 * (x + 2 * y + 2 / 3), y + 0.1 * (2 * x - y + 8 / 3)
-    algorithm = build("cdma_nc", same.task, CohortOptions(invite=3), steps=4, batch_size=1, lr=0.1)
+    algorithm = build("cdma_nc", same.task, CohortOptions(size=3), steps=4, batch_size=1, lr=0.1)
     assert xy(play(algorithm, same, 2)[-1]) == pytest.approx((x, y), abs=1e-12)
 
 
@@ -442,7 +442,9 @@ def test_algorithms_of_one_seed_see_the_same_cohorts():
     def seen(name, seed, **options):
         run = records(build(name, AUC.task, INVITE, **options), AUC, 4, policy=Siwer(), seed=seed, inner="batched")
         return [
-            (p.clients.tolist(), p.responses.heard.tolist(), p.counts["floats_up"]) for r in run for p in r.phases[:1]
+            (p.clients.tolist(), p.responses.completed.tolist(), p.counts["floats_up"])
+            for r in run
+            for p in r.phases[:1]
         ]
 
     nc = seen("cdma_nc", 5, **LOCAL)
@@ -457,7 +459,7 @@ def test_the_gradient_estimate_has_the_stationary_variance_of_its_recursion(alph
     noise = torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     noise = (noise - noise.mean()) / noise.std(correction=0)
     clients = World(Game(), rows(*([(0.5, 0, 0.5, float(p), 0)] for p in noise)))
-    algorithm = build("cdma_ada", clients.task, CohortOptions(invite=1), alpha=alpha, steps=1, batch_size=1, lr=1e-3)
+    algorithm = build("cdma_ada", clients.task, CohortOptions(size=1), alpha=alpha, steps=1, batch_size=1, lr=1e-3)
     errors = [
         float(r.state.u["x"]["x"]) - 0.5 * float(r.state.z_before["x"]["x"])
         for r in records(algorithm, clients, rounds)

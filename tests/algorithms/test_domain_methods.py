@@ -23,7 +23,7 @@ from fedfleet.simulator.arithmetic.reduction import DomainMeans
 from fedfleet.simulator.driver.simulate import RoundRecord
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.fleet.policies import ResponsePolicy, Siwer, WaitAll
-from fedfleet.simulator.fleet.responses import Fate
+from fedfleet.simulator.fleet.responses import Outcome
 from fedfleet.simulator.held_out import HeldOut
 from fedfleet.simulator.work import BatchPlan
 
@@ -42,7 +42,7 @@ def _looks_take_several_chunks(monkeypatch):
 def run(
     name: str, where: World, invite: int, policy: ResponsePolicy, length: int = 4, **options: Any
 ) -> list[RoundRecord]:
-    algorithm = build(name, where.task, CohortOptions(invite=invite), **{"lr": LR, **options})
+    algorithm = build(name, where.task, CohortOptions(size=invite), **{"lr": LR, **options})
     assert algorithm.name in (None, name)
     assert algorithm.buffers  # models are averaged, and what their layers count with them
     z = T.map(torch.Tensor.double, where.task.init(0))
@@ -50,7 +50,7 @@ def run(
 
 
 def heard(record: RoundRecord) -> list[list[int]]:
-    return [p.clients[p.responses.fate == Fate.HEARD].tolist() for p in record.phases]
+    return [p.clients[p.responses.outcome == Outcome.COMPLETED].tolist() for p in record.phases]
 
 
 def rows_at(where: World, c: int) -> Tensor:
@@ -304,6 +304,6 @@ def test_shares_keep_their_sum():
 @pytest.mark.parametrize("name", ["fedga", "vrex", "coral", "fediir", "omg"])
 def test_late_answers_are_of_no_use(name):
     """What one exchange says is of the model that another has sent; a matched update, of the model it started from."""
-    algorithm = build(name, WHERE.task, CohortOptions(invite=2))
+    algorithm = build(name, WHERE.task, CohortOptions(size=2))
     assert any(phase.dated for phase in algorithm.phases)  # one is enough to refuse them
     assert algorithm.same_cohort == (len(algorithm.phases) > 1)

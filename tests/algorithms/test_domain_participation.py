@@ -54,7 +54,7 @@ def mean_step(
     """
     given = {"mixture": mixture, "losses": known}
     changed = {key: torch.tensor(value, dtype=torch.float64) for key, value in given.items() if value is not None}
-    made = build("afl", where.task, CohortOptions(invite=len(p)), batch_size=None, average=False, **SMALL, **options)
+    made = build("afl", where.task, CohortOptions(size=len(p)), batch_size=None, average=False, **SMALL, **options)
     rows = list(cohorts(p))
     availability = Scripted([heard for _, heard in rows], told or p)
     fixed = restarting(made, lambda state: state._replace(**changed))
@@ -115,7 +115,7 @@ def test_ratios_have_no_fixed_point_where_lambda_cannot_take_in_who_is_available
 def test_runs_of_afl_stay_about_their_fixed_points(options, w, first):
     """Bounds of 4 standard errors of 2,400 rounds; lambda of ratios stays about the boundary, not on it."""
     steps = {"lr": 0.01, "dual": {"lr": 0.01}}
-    made = build("afl", TOY.task, CohortOptions(invite=2), batch_size=None, average=False, **steps, **options)
+    made = build("afl", TOY.task, CohortOptions(size=2), batch_size=None, average=False, **steps, **options)
     given = {"z": at(2.0), "inner": "batched", "attempts": 1000, "federation": Federation(availability=Drawn(P))}
     states = [r.state for r in records(made, TOY, 2900, **given)][500:]
     assert sum(float(s.z["x"]["w"]) for s in states) / 2400 == pytest.approx(w[0], abs=w[1])
@@ -132,7 +132,7 @@ def test_runs_of_afl_stay_about_their_fixed_points(options, w, first):
 def test_corrected_steps_are_unbiased_over_all_cohorts(options):
     """Domains of several clients, each with a chance of its own."""
     found = mean_step(MANY, 0.7, P_MANY, **options)
-    made = build("afl", MANY.task, CohortOptions(invite=5), batch_size=None, average=False, **SMALL)
+    made = build("afl", MANY.task, CohortOptions(size=5), batch_size=None, average=False, **SMALL)
     (whole,) = records(made, MANY, 1, z=at(0.7))
     nobody = torch.tensor([1 - p for p in P_MANY], dtype=torch.float64).prod()
     assert found.w == pytest.approx(float(whole.state.z["x"]["w"]) - 0.7, rel=1e-9)
@@ -147,7 +147,7 @@ def test_ratios_weigh_clients_of_a_domain_by_their_chances():
     made = build(
         "afl",
         MANY.task,
-        CohortOptions(invite=5),
+        CohortOptions(size=5),
         batch_size=None,
         average=False,
         estimator="ratio",
@@ -169,7 +169,7 @@ def test_drawn_by_lambda_one_divides_by_those_drawn(monkeypatch):
         ("drfa", {"steps": 1, "lr": 0.1}),
     ):
         made = build(
-            name, TOY.task, CohortOptions(invite=2), batch_size=None, average=False, correction="known_p", **options
+            name, TOY.task, CohortOptions(size=2), batch_size=None, average=False, correction="known_p", **options
         )
         with monkeypatch.context() as patch:
             patch.setattr(f"fedfleet.algorithms.{name}.by_shares", lambda rnd, size, mixture: rnd.invite(size))
@@ -184,7 +184,7 @@ def test_one_client_a_domain_drawn_uniformly_is_weighed_too(monkeypatch):
     made = build(
         "afl",
         TOY.task,
-        CohortOptions(invite=2),
+        CohortOptions(size=2),
         batch_size=None,
         average=False,
         dual_gradient="single",
@@ -222,7 +222,7 @@ def table(script: Sequence[Sequence[int]], lr: float, dual_lr: float) -> list[tu
 def test_memory_is_the_table_of_last_gradients_and_losses():
     script = [(0, 2), (1,), (3, 4), (0, 1, 2), (4,), (2, 3)]
     options = {"batch_size": None, "average": False, "lr": 0.05, "dual": {"lr": 0.02}, "correction": "memory"}
-    made = build("afl", MANY.task, CohortOptions(invite=5), **options)
+    made = build("afl", MANY.task, CohortOptions(size=5), **options)
     found = [
         (float(r.state.z["x"]["w"]), float(r.state.mixture[0]))
         for r in records(made, MANY, 6, z=at(0.7), federation=Federation(availability=Scripted(script, P_MANY)))
@@ -234,7 +234,7 @@ def test_memory_is_the_table_of_last_gradients_and_losses():
 def test_memory_is_the_whole_round_where_all_are_heard():
     options = {"batch_size": None, "average": False, "lr": 0.05, "dual": {"lr": 0.02}}
     a, b = (
-        list(records(build("afl", MANY.task, CohortOptions(invite=5), **options, correction=c), MANY, 3, z=at(0.7)))
+        list(records(build("afl", MANY.task, CohortOptions(size=5), **options, correction=c), MANY, 3, z=at(0.7)))
         for c in ("none", "memory")
     )
     for one, other in zip(a, b, strict=True):
@@ -245,7 +245,7 @@ def test_memory_is_the_whole_round_where_all_are_heard():
 
 def test_memory_comes_to_the_saddle_and_says_nothing_of_domains_never_heard():
     options = {"batch_size": None, "average": False, "lr": 0.1, "dual": {"lr": 0.006}, "correction": "memory"}
-    made = build("afl", TOY.task, CohortOptions(invite=2), **options)
+    made = build("afl", TOY.task, CohortOptions(size=2), **options)
     script = [(0,), (0,), (0, 1), (1,), (0,)] * 40
     found = list(records(made, TOY, 200, z=at(0.0), federation=Federation(availability=Scripted(script, P))))
     assert found[1].state.losses.isnan().tolist() == [False, True]
@@ -264,7 +264,7 @@ def test_drfas_second_cohort_stands_for_those_invited():
     made = build(
         "drfa",
         TOY.task,
-        CohortOptions(invite=2),
+        CohortOptions(size=2),
         batch_size=None,
         steps=1,
         lr=1e-9,

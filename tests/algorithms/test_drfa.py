@@ -24,7 +24,7 @@ def test_drfa_samples_by_lambda_and_steps_tau_times():
         for _ in range(3):
             point -= 0.1 * a * (point - m)
         ends.append(point)
-    found = [drfa(TWO, 1, w=0.7, steps=3, invite=1, seed=s, dual={"lr": 0.0})[0] for s in range(200)]
+    found = [drfa(TWO, 1, w=0.7, steps=3, size=1, seed=s, dual={"lr": 0.0})[0] for s in range(200)]
     mean, error = mean_of([torch.tensor(w(s)) for s in found])
     assert {round(w(s), 9) for s in found} == {round(e, 9) for e in ends}
     assert abs(float(mean) - sum(ends) / 2) < 4.5 * float(error)
@@ -43,7 +43,7 @@ def test_drfas_snapshot_is_after_a_step_drawn_uniformly():
 @pytest.mark.parametrize("weighting", ["sampling", "importance"])
 def test_drfa_with_one_step_is_afls_step_and_losses_at_the_new_point(weighting):
     """With all clients and importance weights nothing is left to chance."""
-    found = drfa(TWO, 1, w=0.7, steps=1, weighting=weighting, dual={"lr": 0.02}, invite=2)[0]
+    found = drfa(TWO, 1, w=0.7, steps=1, weighting=weighting, dual={"lr": 0.02}, size=2)[0]
     step = w(found)
     if weighting == "importance":
         assert step == pytest.approx(0.7 - 0.1 * (0.5 * 0.7 + 0.5 * 4 * (0.7 - 3)))
@@ -69,7 +69,7 @@ def test_drfas_lambda_moves_by_tau_gamma_times_the_losses_heard():
     """E v = f over the uniform cohort: with one of two clients heard it is (0, 2 f_2) or (2 f_1, 0)."""
     seen = set()
     for seed in range(12):
-        (state,) = drfa(TWO, 1, steps=3, weighting="importance", dual={"lr": 0.001}, invite=1, seed=seed, w=0.7)
+        (state,) = drfa(TWO, 1, steps=3, weighting="importance", dual={"lr": 0.001}, size=1, seed=seed, w=0.7)
         client = int(state.losses.isfinite().nonzero())
         seen.add(client)
         v = torch.zeros(2, dtype=torch.float64)
@@ -102,7 +102,7 @@ def test_the_mean_of_the_models_is_evaluated_where_that_is_asked_for():
     for t, state in enumerate(states, start=1):
         assert float(state.z_mean["x"]["w"]) == pytest.approx(sum(points[:t]) / t, abs=1e-12)
     for average in (True, False):
-        algorithm = build("drfa", TWO.task, CohortOptions(invite=2), steps=3, average=average)
+        algorithm = build("drfa", TWO.task, CohortOptions(size=2), steps=3, average=average)
         found = algorithm.views["global"].params(states[-1])
         assert found is (states[-1].z_mean if average else states[-1].z)
     assert points[-1] != points[0]

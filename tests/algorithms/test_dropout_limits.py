@@ -16,12 +16,14 @@ from torch import Tensor
 from fedfleet.algorithms.cdma import State
 from fedfleet.algorithms.cluster_fedvarp import State as Clusters
 from fedfleet.algorithms.fedau import Counts
+from fedfleet.algorithms.mime import State as Mime
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.participation import Correction, correcting
-from fedfleet.simulator.algorithm import Algorithm
+from fedfleet.simulator.algorithm import Algorithm, layer
 from fedfleet.simulator.fleet.responses import Federation
 
-ALL = CohortOptions(invite=4)
+ALL = CohortOptions(size=4)
+SHRINK = [1 - (1 - 0.15 * a) ** 3 for a in (1, 2, 1, 3)]
 HAJEK = {"correction": {"kind": "known_p", "normalise": True}}
 HT = {"correction": "known_p"}
 NOT_TOLD = (1.0,) * 4
@@ -188,6 +190,61 @@ def test_limits_of_local_sgda(subtests):
             assert xy(z) == pytest.approx(full, abs=2e-5)
 
 
+def test_limits_of_parallel_sgda(subtests):
+    """CDMA-ONE's, without local steps."""
+    for options, limit in (({}, BIASED), (HT, SADDLE), (HAJEK, (-0.059838, 0.235638))):
+        with subtests.test(str(options)):
+            made = build("parallel_sgda", MANY_GAMES.task, ALL, lr=0.05, **options)
+            assert game(made).mean.tolist() == pytest.approx(limit, abs=1e-6)
+
+
+def test_limits_of_mime(subtests):
+    """The optimum of the weights q, or with known chances in c the optimum, for any number of steps: no drift."""
+
+    def write(at: Any, x: Tensor) -> Any:
+        now = Mime({"x": {"w": x[0]}}, {"x": {"w": x[1]}})
+        return now if isinstance(at, Mime) else at._replace(state=now)
+
+    def read(at: Any) -> Tensor:
+        return torch.stack([tree["x"]["w"] for tree in layer(at, Mime)])
+
+    pairs = [(a * b, [one, other]) for a, one in cohorts(P) for b, other in cohorts(P)]
+    for steps, options, limit in ((2, {}, 0.679331), (3, HT, OPTIMUM)):
+        with subtests.test(f"{steps} steps, {options}"):
+            made = build("mime", MANY_BOWLS.task, ALL, steps=steps, lr=0.1, batch_size=1, beta=0.5, **options)
+            found = law(made, MANY_BOWLS, pairs, P, 2, write, read)
+            assert found.mean.tolist() == pytest.approx([limit, 0], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("local_sgda_plus", {"snapshot_refresh": 3}),
+        ("coda_plus", {"theta": 0.5, "stage_iterations": 20, "stage_factor": 1.0}),
+    ],
+)
+def test_memory_brings_other_local_methods_where_they_come_when_all_are_heard(name, options):
+    """At rest the snapshot, and the anchor, are the model."""
+    options |= {"steps": 5, "lr": 0.05, "batch_size": 1}
+    whole = play(build(name, GAMES.task, ALL, **options), GAMES, 36, z=origin())
+    for how in ("fedvarp", "mifa"):
+        made = build(name, GAMES.task, ALL, correction=how, **options)
+        assert xy(rest(made, GAMES, 54, origin())) == pytest.approx(xy(whole[-1]), abs=2e-5)
+
+
+FLAT = sum(s * c for s, c in zip(SHRINK, (0, 1, 4, -1), strict=True)) / sum(SHRINK)
+"""Resting point of MoFedSAM: its momentum is 0 there, so each client goes 1 - (1 - .15 a)^3 of its way."""
+
+
+def test_memory_brings_mofedsam_where_it_comes_when_all_are_heard():
+    options = {"steps": 3, "lr": 0.25, "batch_size": 1, "rho": 0.0, "share": 0.6}
+    whole = play(build("mofedsam", BOWLS.task, ALL, **options), BOWLS, 40)
+    assert float(whole[-1]["x"]["w"]) == pytest.approx(FLAT, abs=1e-6)
+    for how in ("fedvarp", "mifa"):
+        made = build("mofedsam", BOWLS.task, ALL, **options, correction=how)
+        assert float(rest(made, BOWLS, 96)["x"]["w"]) == pytest.approx(FLAT, abs=1e-5)
+
+
 def only_second(steps: int) -> Algorithm:
     """Return CDMA-ONE with the second phase divided by the clients' chances."""
     return correcting(Correction(kind="known_p"), games(steps, "cdma_one"), "update", "z", model=True)
@@ -305,8 +362,8 @@ def test_fedawe_stays_with_small_steps(monkeypatch):
     given = {"inner": "batched", "attempts": 1000, "federation": Federation(availability=Drawn(P))}
     first = {"z": BOWLS.task.init(0), "last": torch.tensor(-1.0, dtype=torch.float64)}
     for record in records(made, BOWLS, 3000, **given):
-        own = kept[0].memory.store.get(torch.arange(4), lambda: first)
-        means.append(float(own["z"]["x"]["w"].mean()))
+        client_state = kept[0].memory.store.get(torch.arange(4), lambda: first)
+        means.append(float(client_state["z"]["x"]["w"].mean()))
         server.append(float(record.state.z["x"]["w"]))
     for values, mean, most in ((means, 0.517, 0.06), (server, 0.593, 0.1)):
         parts = torch.tensor(values[300:], dtype=torch.float64).view(18, 150).mean(1)

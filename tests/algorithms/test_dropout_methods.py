@@ -21,7 +21,7 @@ from fedfleet.simulator.fleet.devices import Times
 from fedfleet.simulator.fleet.policies import Deadline
 from fedfleet.simulator.fleet.responses import Federation
 
-ALL = CohortOptions(invite=4)
+ALL = CohortOptions(size=4)
 TWO = {"steps": 2, "lr": 0.1, "batch_size": 1}
 A, C = (1.0, 2.0, 1.0, 3.0), (0.0, 1.0, 4.0, -1.0)
 UNEVEN = World(Bowl(), rows(*[[(a, c)] * n for a, c, n in zip(A, C, (2, 4, 1, 3), strict=True)]))
@@ -107,9 +107,9 @@ def test_feddyns_h_is_the_mean_of_what_clients_keep():
     }
     stage = ClientStore.stage
     for name, options, of, kept in (
-        ("feddyn", {"alpha": 0.5}, lambda s: s.h, lambda own: own),
-        ("scaffold", {}, lambda s: s.c, lambda own: own),
-        ("amplified_scaffold", {"period": 100}, lambda s: s.c_next, lambda own: own["pending"]),
+        ("feddyn", {"alpha": 0.5}, lambda s: s.h, lambda client_state: client_state),
+        ("scaffold", {}, lambda s: s.c, lambda client_state: client_state),
+        ("amplified_scaffold", {"period": 100}, lambda s: s.c_next, lambda client_state: client_state["pending"]),
     ):
         for weight in ("uniform", "num_examples"):
             staged: dict[int, torch.Tensor] = {}
@@ -118,7 +118,7 @@ def test_feddyns_h_is_the_mean_of_what_clients_keep():
                 staged.update({c: flat(kept(T.index(states, i))) for i, c in enumerate(clients.tolist())})
                 stage(self, clients, states)
 
-            made = build(name, where.task, CohortOptions(invite=5), steps=2, batch_size=3, weight=weight, **options)
+            made = build(name, where.task, CohortOptions(size=5), steps=2, batch_size=3, weight=weight, **options)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(ClientStore, "stage", spy)
                 state = list(records(made, where, 5, **given))[-1].state
@@ -133,7 +133,7 @@ def test_fednova_divides_by_the_length_of_the_path(momentum, mu, steps):
     where = World(BOWLS.task, rows([(0.0, 0.0)]))  # of curvature 0
     where = World(Line(), where.population)
     options = {"steps": steps, "lr": 0.1, "batch_size": 1, "momentum": momentum, "mu": mu}
-    made = build("fednova", where.task, CohortOptions(invite=1), **options)
+    made = build("fednova", where.task, CohortOptions(size=1), **options)
     (record,) = records(made, where, 1)
     moved, speed, length = 0.0, 0.0, 0.0
     for _ in range(steps):
@@ -158,7 +158,7 @@ def test_fednova_is_fedavg_where_all_work_alike_and_bends_with_weights():
     where = digits("classification", "quantity_skew", clients=6, alpha=1.0, min_size=4, dtype=torch.float64)
     z, options = T.map(torch.Tensor.double, where.task.init(0)), {"steps": 3, "batch_size": 4}
     a, b = (
-        play(build(n, where.task, CohortOptions(invite=4), **options), where, 2, z=z)[-1] for n in ("fedavg", "fednova")
+        play(build(n, where.task, CohortOptions(size=4), **options), where, 2, z=z)[-1] for n in ("fedavg", "fednova")
     )
     torch.testing.assert_close(flat(a), flat(b), rtol=0, atol=1e-12)
     # unequal work, hand-made: d_i = s_i(tau) (c_i - x) / tau, by weights 2, 4 of clients 0 and 1
@@ -175,7 +175,7 @@ def test_fednova_counts_the_steps_of_clients_that_stop_early():
 
     where = World(BOWLS.task, rows([(1.0, 0.0)] * 4, [(2.0, 3.0)] * 4))
     federation = Federation(devices=Slow(), policy=Deadline(4.0), partial_work=True)
-    made = build("fednova", where.task, CohortOptions(invite=2), epochs=1, lr=0.1, batch_size=1)
+    made = build("fednova", where.task, CohortOptions(size=2), epochs=1, lr=0.1, batch_size=1)
     (record,) = records(made, where, 1, federation=federation)
     steps = (4, 2)
     d = [(1 - (1 - 0.1 * a) ** tau) * (c - 1) / tau for a, c, tau in zip((1, 2), (0, 3), steps, strict=True)]
@@ -197,10 +197,10 @@ def test_fedawe_hands_the_model_back_to_those_heard_alone():
 def test_the_mean_of_the_models_that_clients_keep_with_fedawe(monkeypatch):
     kept, made = positions(monkeypatch), build("fedawe", BOWLS.task, ALL, **TWO)
     list(records(made, BOWLS, 6, federation=Federation(availability=Scripted(HEARD))))
-    own = kept[0].memory.store.get(
+    client_state = kept[0].memory.store.get(
         torch.arange(4), lambda: {"z": BOWLS.task.init(0), "last": torch.tensor(-1.0, dtype=torch.float64)}
     )
-    assert float(own["z"]["x"]["w"].mean()) == pytest.approx(0.602700, abs=2e-6)
+    assert float(client_state["z"]["x"]["w"].mean()) == pytest.approx(0.602700, abs=2e-6)
 
 
 def test_fedawe_is_fedavg_where_everybody_is_heard():
@@ -224,8 +224,8 @@ def test_clients_that_are_not_heard_keep_what_they_have(subtests, monkeypatch):
             federation = Federation(availability=Scripted([(0, 1, 2, 3), (0, 2)]))
             owned = []
             for _ in records(build(name, BOWLS.task, ALL, **TWO, **options), BOWLS, 2, federation=federation):
-                own = kept[-1].memory.store.get(torch.arange(4), dict)
-                owned.append(torch.stack([leaf.double() for leaf in T.leaves(own)], 1))
+                client_state = kept[-1].memory.store.get(torch.arange(4), dict)
+                owned.append(torch.stack([leaf.double() for leaf in T.leaves(client_state)], 1))
             same = [torch.equal(before, after) for before, after in zip(*owned, strict=True)]
             assert same == [False, True, False, True]
 
@@ -275,11 +275,11 @@ def test_amplified_scaffold_keeps_the_control_of_a_period_without_the_client():
 def test_mime_asks_twice_and_mimelite_once_for_the_same_gradient():
     where = digits("classification", "quantity_skew", clients=8, alpha=1.0, min_size=4, dtype=torch.float64)
     z = T.map(torch.Tensor.double, where.task.init(0))
-    same, options = CohortOptions(invite=4, resample=False), {"steps": 1, "batch_size": 4, "beta": 0.7}
+    same, options = CohortOptions(size=4, resample=False), {"steps": 1, "batch_size": 4, "beta": 0.7}
     full, lite = (build(n, where.task, same, **options) for n in ("mime", "mimelite"))
     a, b = (list(records(made, where, 1, z=z))[-1] for made in (full, lite))
     torch.testing.assert_close(flat(a.state.m), flat(b.state.m), rtol=0, atol=1e-12)
-    assert [p.counts["heard"] for p in a.phases] == [4, 4]
+    assert [p.counts["completed"] for p in a.phases] == [4, 4]
     assert len(b.phases) == 1
     # one step of Mime is along c itself: x <- x - lr (1 - beta) c, with m = (1 - beta) c
     torch.testing.assert_close(flat(a.state.z), flat(T.axpy(-0.1, a.state.m, z)), rtol=0, atol=1e-12)
@@ -405,7 +405,7 @@ def test_samples_of_clients_are_played_by_all(subtests):
     where = World(Bowl(), rows(*[[(1.0, 3.0)]] * 4))
     for name, options in (("fednova", {}), ("amplified_fedavg", {"period": 2}), ("mimelite", {}), ("fedawe", {})):
         with subtests.test(name):
-            made = [build(name, where.task, CohortOptions(invite=size), **TWO, **options) for size in (2, 4)]
+            made = [build(name, where.task, CohortOptions(size=size), **TWO, **options) for size in (2, 4)]
             with pytest.MonkeyPatch.context() as patch:
                 script(patch, [(1, 3)])
                 a = play(made[0], where, 1)[-1]
@@ -486,7 +486,7 @@ def test_drawn_clients_count_one_of_m_each_over_their_chances(monkeypatch):
 def test_a_period_ends_also_with_a_round_that_nobody_answers():
     for name, options in (("amplified_fedavg", {}), ("amplified_scaffold", {})):
         made = build(name, BOWLS.task, ALL, **TWO, period=2, amplification=2.0, **options)
-        given = {"federation": Federation(availability=Scripted([(0, 2), (), (0,)])), "skip_void": True}
+        given = {"federation": Federation(availability=Scripted([(0, 2), (), (0,)])), "skip_aborted": True}
         found = list(records(made, BOWLS, 3, **given))
         first = w(found[0].state.z)
         assert w(found[1].state.z) == pytest.approx(1 + 2 * (first - 1), abs=1e-12)

@@ -1,4 +1,4 @@
-"""The engine against a federation played event by event: fates, moments, clock, floats, and the model."""
+"""The engine against a federation played event by event: outcomes, moments, clock, floats, and the model."""
 
 import math
 from dataclasses import replace
@@ -14,19 +14,19 @@ from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.fleet.availability import Always, Bernoulli
-from fedfleet.simulator.fleet.devices import Alike, Load
+from fedfleet.simulator.fleet.devices import Homogeneous, Load
 from fedfleet.simulator.fleet.online.diurnal import Diurnal
 from fedfleet.simulator.fleet.online.markov import Markov
 from fedfleet.simulator.fleet.online.random_rate import RandomRate
 from fedfleet.simulator.fleet.policies import Deadline, First, Siwer, WaitAll
-from fedfleet.simulator.fleet.responses import Fate, Federation
+from fedfleet.simulator.fleet.responses import Federation, Outcome
 
 CLIENTS, STEPS, LR = 20, 4, 0.25
 MINIMA = [float(m) for m in range(CLIENTS)]
 BOWL = World(Bowl(), rows(*[[(1.0, m)] * 3 for m in MINIMA]))
 GAMES = World(Game(), rows(*[[r for r in ((1, 2, 1, 1, -i), (3, 0, 2, -3, i))] for i in range(CLIENTS)]))
 assert TOY.size == 2
-FATES = list(Fate)
+OUTCOMES = list(Outcome)
 
 availabilities = st.one_of(
     st.just(Always()),
@@ -35,7 +35,7 @@ availabilities = st.one_of(
     st.builds(Markov, st.integers(0, 50).map(rng.key), st.just(2.0), st.sampled_from([0.5, 2.0])),
     st.builds(Diurnal, st.integers(0, 50).map(rng.key), day_s=st.just(6.0)),
 )
-devices = st.sampled_from([Alike(1.0, 0.0), Alike(1.0, 0.5), Alike(0.7, 1.2)])
+devices = st.sampled_from([Homogeneous(1.0, 0.0), Homogeneous(1.0, 0.5), Homogeneous(0.7, 1.2)])
 ways = st.fixed_dictionaries(
     {
         "seed": st.integers(0, 1000),
@@ -56,7 +56,7 @@ policies = st.one_of(
     st.fixed_dictionaries({"over_select": st.sampled_from([1.3, 2.0]), "deadline": st.sampled_from([math.inf, 1.1])}),
 )
 sync = st.builds(
-    lambda way, policy, more: Rules(clients=CLIENTS, invite=6, **way, **policy, **more),
+    lambda way, policy, more: Rules(clients=CLIENTS, size=6, **way, **policy, **more),
     ways,
     policies,
     st.fixed_dictionaries(
@@ -72,7 +72,7 @@ sync = st.builds(
 def federation(r: Rules) -> Federation:
     policy = WaitAll()
     if r.over_select > 1:
-        policy = First(r.invite)
+        policy = First(r.size)
     elif isinstance(r.wait, int):
         policy = First(r.wait)
     elif isinstance(r.wait, tuple):
@@ -117,11 +117,13 @@ def agree(record, played, clock_s, floats, cuts):
         assert p.responses.duration_s == pytest.approx(q.duration_s, abs=LIMIT)
         before = p.started_s + p.responses.duration_s
         assert p.clients.tolist() == [a.client for a in q.answers]
-        assert [FATES[f] for f in p.responses.fate.tolist()] == [a.fate for a in q.answers]
+        assert [OUTCOMES[f] for f in p.responses.outcome.tolist()] == [a.outcome for a in q.answers]
         assert p.responses.seconds.tolist() == pytest.approx([a.seconds for a in q.answers], abs=LIMIT)
-        fates = [a.fate for a in q.answers]
-        assert [p.counts[f.name.lower()] for f in FATES] == [fates.count(f) for f in FATES]
-        sent = [a for a in q.answers if a.fate is Fate.HEARD] + q.merged  # counts where the attempt is void, too
+        outcomes = [a.outcome for a in q.answers]
+        assert [p.counts[f.name.lower()] for f in OUTCOMES] == [outcomes.count(f) for f in OUTCOMES]
+        sent = [
+            a for a in q.answers if a.outcome is Outcome.COMPLETED
+        ] + q.merged  # counts where the attempt is aborted, too
         heard = sent if q.used else []
         assert p.counts["merged_stale"] == len(q.merged)
         assert p.counts["floats_up"] == len(sent) * floats
@@ -129,13 +131,13 @@ def agree(record, played, clock_s, floats, cuts):
     assert record.virtual_s >= before
 
 
-LONG_LATE = Rules(3, CLIENTS, Always(), Alike(0.7, 1.2), wait=1, invite=6, discount=0.5)  # by several rounds
+LONG_LATE = Rules(3, CLIENTS, Always(), Homogeneous(0.7, 1.2), wait=1, size=6, discount=0.5)  # by several rounds
 
 
 @example(r=LONG_LATE)
 @given(r=sync)
 def test_rounds_go_as_their_events_do_and_so_does_the_model(r):
-    algorithm = build("fedavg", BOWL.task, CohortOptions(invite=6), steps=STEPS, batch_size=3, lr=LR, weight="uniform")
+    algorithm = build("fedavg", BOWL.task, CohortOptions(size=6), steps=STEPS, batch_size=3, lr=LR, weight="uniform")
     found, all_of_them = engine(algorithm, BOWL, r, 4)
     work = Work("train", STEPS, divisible=True)
     server = Sync(r, [work], lambda _: Load(torch.tensor([STEPS]), torch.tensor([STEPS * 3])))
@@ -161,7 +163,7 @@ def test_rounds_go_as_their_events_do_and_so_does_the_model(r):
 @pytest.mark.slow
 def test_both_phases_of_cdma_go_as_their_own_events_do(r):
     options = {"steps": STEPS, "batch_size": 2, "lr": 0.01}
-    algorithm = build("cdma_ada", GAMES.task, CohortOptions(invite=6), **options)
+    algorithm = build("cdma_ada", GAMES.task, CohortOptions(size=6), **options)
     found, all_of_them = engine(algorithm, GAMES, r, 3)
     phases = [Work("gradient", 1, divisible=False), Work("update", STEPS, divisible=True)]
     server = Sync(r, phases, lambda w: Load(torch.tensor([w.steps]), torch.tensor([2 * w.steps])))
@@ -177,7 +179,7 @@ def test_both_phases_of_cdma_go_as_their_own_events_do(r):
     # Who is neither heard nor used late leaves no trace: with other data for all of them, every state is the same to the bit.
     unused = torch.tensor([c not in used for c in range(CLIENTS)])
     x = GAMES.population.data["x"].clone()
-    x[unused.repeat_interleave(2)] = 1e3  # and not NaN: void attempts train clients too
+    x[unused.repeat_interleave(2)] = 1e3  # and not NaN: aborted attempts train clients too
     again, _ = engine(algorithm, World(GAMES.task, replace(GAMES.population, data={"x": x})), r, len(found))
     for a, b in zip(found, again, strict=True):
         assert torch.equal(flat(a.state), flat(b.state))
@@ -215,7 +217,7 @@ def test_an_asynchronous_server_goes_as_its_events_do_and_so_does_the_model(r):
         clock_s = server.clock_s
         assert found[t].virtual_s == pytest.approx(clock_s, abs=LIMIT)
         assert phase.clients.tolist() == [f.client for f in server.ended]
-        assert [FATES[f] for f in phase.responses.fate.tolist()] == [f.fate for f in server.ended]
+        assert [OUTCOMES[f] for f in phase.responses.outcome.tolist()] == [f.outcome for f in server.ended]
         moments = (phase.responses.seconds + found[t].started_s).tolist()
         assert moments == pytest.approx([f.ends_s for f in server.ended], abs=LIMIT)
         assert phase.counts["floats_up"] == len(used) == r.buffer

@@ -1,10 +1,21 @@
-"""What clients draw in the exchanges of a round: other minibatches and noise in each, the same in the n-th of any algorithm."""
+"""Clients' draws in the exchanges of a round: new minibatches and noise in each, the same in any algorithm's n-th."""
 
 import itertools
 
 import torch
 
-from fedfleet.simulator.author import Algorithm, BatchPlan, Code, LocalWork, Message, Phase, Stage, Total, View, rng
+from fedfleet.simulator.author import (
+    Algorithm,
+    BatchPlan,
+    Encoding,
+    LocalLoop,
+    LocalWork,
+    Message,
+    Phase,
+    Total,
+    View,
+    rng,
+)
 from tests.algorithms.agnostic import at, run, w, world
 from tests.algorithms.harness import records
 
@@ -15,22 +26,26 @@ def asking(*names: str) -> Algorithm:
     """An algorithm with an exchange a name: a client sends the example of a step, and noise of begin, step and uplink."""
     noise = lambda key: rng.uniform(key, (), torch.float64)  # noqa: E731
 
-    def begin(shared, own, inbox, key):
+    def client_init(shared, client_state, client_input, key):
         return {"begin": noise(key)}
 
     def step(ops, shared, carry, batch, at, key):
         return {**carry, "example": batch.x[0, 1], "step": noise(key)}
 
-    def finish(shared, own, inbox, carry):
-        return Message({**carry, "uplink": torch.zeros((), dtype=torch.float64)}), own
+    def client_final(shared, client_state, client_input, carry):
+        return Message({**carry, "uplink": torch.zeros((), dtype=torch.float64)}), client_state
 
     class Uplink:
-        feedback = False
+        error_feedback = False
 
-        def code(self, send, key, shared):
-            return Code({**send, "uplink": {"": noise(key)}}, lambda rest: rest)
+        def encode(self, send, key, shared):
+            return Encoding({**send, "uplink": {"": noise(key)}}, lambda residual: residual)
 
-    work = LocalWork(begin=begin, stages=(Stage(step=step, batches=BatchPlan(size=1, steps=1)),), finish=finish)
+    work = LocalWork(
+        client_init=client_init,
+        loops=(LocalLoop(step=step, batches=BatchPlan(size=1, steps=1)),),
+        client_final=client_final,
+    )
     slots = {slot: Total() for slot in ("begin", "example", "step", "uplink")}
     phases = {name: Phase(name=name, work=work, reduce=slots, uplink=(Uplink(),)) for name in names}
 

@@ -241,12 +241,12 @@ def test_a_client_keeps_its_own_clock(clock):
         drawn.update(r.phases[2].clients.tolist())
         assert len(memory.store) == len(drawn)
         for c in drawn:
-            (own,) = memory.store.get(torch.tensor([c]), dict)["epochs"]
+            (client_state,) = memory.store.get(torch.tensor([c]), dict)["epochs"]
             trained = {*r.phases[0].clients.tolist(), *r.phases[2].clients.tolist()}
             if clock == "client":
-                assert float(own) == epochs * drawn[c]
+                assert float(client_state) == epochs * drawn[c]
             elif c in trained:
-                assert float(own) == epochs * (t + 1)
+                assert float(client_state) == epochs * (t + 1)
     assert len(drawn) < 7
 
 
@@ -398,7 +398,7 @@ def test_rounds_end_when_clients_are_away(rate):
     given = {"federation": federation, "attempts": 200}
     for r in records(build(where.task, **LAST), where, 30, **given):
         phases = [p.phase for p in r.phases if p.attempt == r.phases[-1].attempt]
-        heard = {p.phase: int(p.counts["heard"]) for p in r.phases if p.attempt == r.phases[-1].attempt}
+        heard = {p.phase: int(p.counts["completed"]) for p in r.phases if p.attempt == r.phases[-1].attempt}
         state = r.state
         assert all(leaf.isfinite().all() for leaf in T.leaves(state.model))
         if heard["fine_tune"] == 2:

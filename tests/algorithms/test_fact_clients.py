@@ -65,11 +65,11 @@ def test_options_that_do_not_apply_are_refused(options, says):
 @pytest.mark.parametrize(
     ("cohort", "says"),
     [
-        ({"invite": 3}, "cohort.invite=3: fact asks two source clients a round: set cohort.invite=2"),
-        ({"invite": 1}, "cohort.invite=1: fact asks two"),
-        ({"invite": 2, "respond": 1}, "cohort.respond=1: fact needs the heads of two clients"),
+        ({"size": 3}, "cohort.size=3: fact asks two source clients a round: set cohort.size=2"),
+        ({"size": 1}, "cohort.size=1: fact asks two"),
+        ({"size": 2, "wait_for": 1}, "cohort.wait_for=1: fact needs the heads of two clients"),
         (
-            {"invite": 2, "respond": "siwer", "response_low": 0.1, "response_high": 0.5},
+            {"size": 2, "wait_for": "siwer", "response_low": 0.1, "response_high": 0.5},
             "cohort.response_high=0.5: of two clients one would be heard in every round",
         ),
     ],
@@ -94,10 +94,10 @@ def test_too_few_clients_are_refused_before_the_work(of, options, says):
 
 
 def test_more_answers_than_there_are_target_clients_are_refused_before_the_work():
-    algorithm = build(WORLD.task, cohort=CohortOptions(invite=2, min_responses=2))
+    algorithm = build(WORLD.task, cohort=CohortOptions(size=2, min_responses=2))
     with pytest.raises(ConfigError, match=r"cohort\.min_responses=2: a round asks 1 of the target clients: lower it"):
         algorithm.init(WORLD.task.init(0), rng.key(0), problem(WORLD.population))
-    alone = build(WORLD.task, idd=False, fine_tune=False, cohort=CohortOptions(invite=2, min_responses=2))
+    alone = build(WORLD.task, idd=False, fine_tune=False, cohort=CohortOptions(size=2, min_responses=2))
     alone.init(WORLD.task.init(0), rng.key(0), problem(WORLD.population))
 
 

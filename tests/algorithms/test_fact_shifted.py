@@ -80,7 +80,7 @@ def test_shifts_by_hand():
 )
 def test_configurations_can_be_read(name, changes):
     config = fedfleet.load(CONFIGS / name, changes)
-    assert config.cohort.invite == 2
+    assert config.cohort.size == 2
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_configurations_can_be_read(name, changes):
             {"domains.target": []},
             "it is for domains with labels and others without, and no domain is a target: set domains.target",
         ),
-        ({"cohort.invite": 3}, "cohort.invite=3: fact asks two source clients a round"),
+        ({"cohort.size": 3}, "cohort.size=3: fact asks two source clients a round"),
         ({"algorithm.rounds": 20}, "algorithm.rounds=20: the run has rounds=25: make them the same"),
         ({"cohort.resample": False}, "cohort.resample=false: fact draws the cohort of each of its phases by itself"),
         ({"cohort.late": "keep"}, "cohort.late='keep': clients of fact keep a state"),
@@ -111,14 +111,14 @@ def test_what_cannot_be_is_refused_in_a_line(changes, says):
 
 def test_averaging_over_all_sources_is_fedavg(tmp_path):
     """The task is for FedAvg too, on sources alone."""
-    given = {"algorithm": {"name": "fedavg", "epochs": 1, "batch_size": 60, "lr": 0.3}, "cohort.invite": 3}
+    given = {"algorithm": {"name": "fedavg", "epochs": 1, "batch_size": 60, "lr": 0.3}, "cohort.size": 3}
     run = fedfleet.Experiment(fedfleet.load(CONFIGS / "shifted_digits.yaml", {**SHORT, **given})).run(tmp_path / "run")
     assert run.summary["final"]["eval/source_accuracy"] > 0.5
     assert set(run.table("phases")["invited"]) == {3}
 
 
 def test_mcd_on_one_client(tmp_path):
-    given = {"algorithm": {"name": "mcd", "epochs": 1, "batch_size": 60, "lr": 0.3}, "cohort.invite": 1}
+    given = {"algorithm": {"name": "mcd", "epochs": 1, "batch_size": 60, "lr": 0.3}, "cohort.size": 1}
     given |= {"population.dataset": "digits_to_id", "population.clients": 1, "population.partition": "iid"}
     run = fedfleet.Experiment(fedfleet.load(CONFIGS / "shifted_digits.yaml", {**SHORT, **given})).run(tmp_path / "run")
     assert run.summary["final"]["eval/target_accuracy"] > 0.5
@@ -149,6 +149,6 @@ def test_the_bytes_do_not_depend_on_the_workers(tmp_path):
         x = fedfleet.Experiment(fedfleet.load(CONFIGS / "shifted_digits.yaml", {**given, **place}))
         run = x.run(tmp_path / x.config.executor.kind)
         models.append((run.folder / "model.safetensors").read_bytes())
-        pairs.append(run.table("fates")["client"].tolist())
+        pairs.append(run.table("outcomes")["client"].tolist())
     assert models[0] == models[1]
     assert pairs[0] == pairs[1]

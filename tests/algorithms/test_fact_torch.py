@@ -206,7 +206,7 @@ def test_a_client_that_answers_alone_trains_the_model_by_itself(options):
     by_torch = Run(where, z, options, {})
     first = {"federation": Federation(policy=First(1)), "z": z}
     for r in records(build(where.task, **GIVEN, **options), where, 4, **first):
-        heard = [p.clients[p.responses.heard].tolist() for p in r.phases]
+        heard = [p.clients[p.responses.completed].tolist() for p in r.phases]
         assert len(heard) == (1 if options else 2)
         assert all(who == heard[0] for who in heard)
         g, (head,) = by_torch.sources(r.index, heard[0])

@@ -1,4 +1,4 @@
-"""Which weights stay factored, and what becomes of those that do not."""
+"""Factored weights: which stay so, and what becomes of those that do not."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from fedfleet.simulator.work import Batch, Objective
 
 
 def cohort(name: str) -> CohortOptions:
-    return CohortOptions(invite=PRESCRIBED.get(name, 8))
+    return CohortOptions(size=PRESCRIBED.get(name, 8))
 
 
 def world(task: str, model: str) -> World:

@@ -1,4 +1,4 @@
-"""Clients at fault in whole rounds: those dropped leave no trace, and their fate is on record."""
+"""Clients at fault in whole rounds: those dropped leave no trace, and their outcome is on record."""
 
 from dataclasses import replace
 
@@ -13,9 +13,9 @@ from fedfleet.simulator.driver.memory import Memory
 from fedfleet.simulator.errors import ClientError, ClientTimeout, FedfleetError
 from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.fleet import buffer
-from fedfleet.simulator.fleet.devices import Alike
+from fedfleet.simulator.fleet.devices import Homogeneous
 from fedfleet.simulator.fleet.policies import First
-from fedfleet.simulator.fleet.responses import Fate, Federation
+from fedfleet.simulator.fleet.responses import Federation, Outcome
 from fedfleet.simulator.fleet.selection import Oort, PowerOfChoice
 from tests.parts import slow_but
 
@@ -56,7 +56,7 @@ def spoilt(task, fault, clients=8):
 
 def play(name, world, inner="batched", rounds=3, options=None, **given):
     options = {**OPTIONS[name][1], **(options or {})}
-    algorithm = build(name, world.task, CohortOptions(invite=6), **options)
+    algorithm = build(name, world.task, CohortOptions(size=6), **options)
     return list(records(algorithm, world, rounds, inner=inner, **given))
 
 
@@ -110,10 +110,10 @@ def test_who_is_dropped_leaves_no_more_trace_than_who_is_offline(memories, name,
     for p, q in zip(phases(found), phases(gone), strict=True):
         assert p.clients.tolist() == q.clients.tolist()
         bad = torch.isin(p.clients, torch.tensor(BAD))
-        assert torch.equal(p.responses.fate == Fate.FAILED, bad)
-        assert torch.equal(q.responses.fate == Fate.OFFLINE, bad)
-        assert p.counts["failed"] == q.counts["offline"] == int(bad.sum())
-        for same in ("invited", "heard", "client_steps", "floats_up", "bytes_up"):
+        assert torch.equal(p.responses.outcome == Outcome.FAILED, bad)
+        assert torch.equal(q.responses.outcome == Outcome.UNAVAILABLE, bad)
+        assert p.counts["failed"] == q.counts["unavailable"] == int(bad.sum())
+        for same in ("invited", "completed", "client_steps", "floats_up", "bytes_up"):
             assert p.counts[same] == q.counts[same]
         assert p.train_loss == q.train_loss
         assert sorted(e["client"] for e in p.events) == sorted(p.clients[bad].tolist())
@@ -134,24 +134,24 @@ def test_blocks_of_the_others_are_summed_in_another_order_at_most(inner):
 @pytest.mark.parametrize("fault", ["nan", "label"])
 def test_a_dropped_answer_of_a_buffer_is_a_flight_that_failed(monkeypatch, inner, fault):
     world = spoilt("classification", fault)
-    federation = Federation(devices=Alike(1.0, 0.7))
+    federation = Federation(devices=Homogeneous(1.0, 0.7))
     found = play("fedbuff", world, inner, 5, faults=DROP, federation=federation)
-    outcomes = buffer.outcomes
+    timelines = buffer.timelines
 
     def failing(federation, clients, *given):
-        result = outcomes(federation, clients, *given)
+        result = timelines(federation, clients, *given)
         return result._replace(failed=result.failed | (result.online & torch.isin(clients, torch.tensor(BAD))))
 
-    monkeypatch.setattr(buffer, "outcomes", failing)
+    monkeypatch.setattr(buffer, "timelines", failing)
     failed = play("fedbuff", world, inner, 5, federation=federation)
     assert sum(p.counts["failed"] for p in phases(found)) > 2
     for a, b in zip(found, failed, strict=True):
         assert torch.equal(flat(a.state.z), flat(b.state.z))
         assert (a.virtual_s, a.metrics) == (b.virtual_s, b.metrics)
         (p,), (q,) = a.phases, b.phases
-        assert torch.equal(p.responses.fate, q.responses.fate)
+        assert torch.equal(p.responses.outcome, q.responses.outcome)
         assert p.counts == q.counts
-        assert p.counts["heard"] + p.counts["stale"] == 4
+        assert p.counts["completed"] + p.counts["stale"] == 4
         assert len(p.events) == p.counts["failed"]
         assert not q.events
 
@@ -174,7 +174,7 @@ def bowl(*minima):
 
 
 def fedavg(world, invite=2):
-    return build("fedavg", world.task, CohortOptions(invite=invite), steps=1, batch_size=1, lr=0.5, weight="uniform")
+    return build("fedavg", world.task, CohortOptions(size=invite), steps=1, batch_size=1, lr=0.5, weight="uniform")
 
 
 def test_with_too_few_left_the_round_starts_again_with_others(monkeypatch):
@@ -182,7 +182,7 @@ def test_with_too_few_left_the_round_starts_again_with_others(monkeypatch):
     script(monkeypatch, [[0, 1], [2, 1], [0, 2]])
     (found,) = records(fedavg(world), world, 1, faults=DROP, min_responses=2)
     assert float(found.state.z["x"]["w"]) == pytest.approx((1.0 + 2.0) / 2)
-    assert [p.responses.fate.tolist() for p in found.phases] == [[0, 2], [0, 2], [0, 0]]
+    assert [p.responses.outcome.tolist() for p in found.phases] == [[0, 2], [0, 2], [0, 0]]
     assert [p.counts["floats_up"] for p in found.phases] == [1, 1, 2]
     assert [[e["client"] for e in p.events] for p in found.phases] == [[1], [1], []]
 
@@ -195,7 +195,7 @@ def test_where_everybody_is_dropped_the_run_ends_with_the_reason(monkeypatch):
     assert str(e.value) == (
         "round 0, phase 'train': 0 of 2 invited answered, and 2 dropped, the first client 0 (it sends a value that is not finite "
         "in 'z', first seen after stage 0, step 0), in 3 cohorts in a row (needed: 1): let such a round count "
-        "(cohort.void=skip), or raise cohort.invite, the rate of availability, cohort.deadline_s or, where all are offline "
+        "(cohort.on_abort=skip), or raise cohort.size, the rate of availability, cohort.deadline_s or, where all are offline "
         "together, cohort.retry_s"
     )
     script(monkeypatch, [[2, 1]])
@@ -215,9 +215,9 @@ def test_a_dropped_late_answer_is_not_merged(monkeypatch):
     found = list(records(fedavg(world), world, 3, federation=federation, stale_discount=0.5, faults=DROP))
     assert [float(r.state.z["x"]["w"]) for r in found] == pytest.approx([1.0, 1.5, 2.25])
     assert [p.counts["merged_stale"] for p in phases(found)] == [0, 0, 0]
-    assert [p.counts["stale"] for p in phases(found)] == [1, 1, 1]  # the fate of the invitation
+    assert [p.counts["stale"] for p in phases(found)] == [1, 1, 1]  # the outcome of the invitation
     assert [[e["client"] for e in p.events] for p in phases(found)] == [[], [], [3]]
-    assert phases(found)[2].responses.fate.tolist() == [Fate.HEARD, Fate.STALE]
+    assert phases(found)[2].responses.outcome.tolist() == [Outcome.COMPLETED, Outcome.STALE]
 
 
 def test_late_answers_of_an_attempt_that_drops_made_void_are_thrown_away(monkeypatch):
@@ -225,9 +225,9 @@ def test_late_answers_of_an_attempt_that_drops_made_void_are_thrown_away(monkeyp
     federation = Federation(devices=Fixed((1.0, 2.0, 1.0)), policy=First(1))
     script(monkeypatch, [[0, 1], [2, 1]])
     (found,) = records(fedavg(world), world, 1, federation=federation, stale_discount=0.5, faults=DROP)
-    assert [[Fate(f) for f in p.responses.fate.tolist()] for p in found.phases] == [
-        [Fate.FAILED, Fate.LATE],
-        [Fate.HEARD, Fate.STALE],
+    assert [[Outcome(f) for f in p.responses.outcome.tolist()] for p in found.phases] == [
+        [Outcome.FAILED, Outcome.LATE],
+        [Outcome.COMPLETED, Outcome.STALE],
     ]
     assert float(found.state.z["x"]["w"]) == pytest.approx(2.0)
 
@@ -238,7 +238,7 @@ def test_who_works_in_vain_may_be_at_fault_without_a_trace(monkeypatch):
     for train_all in (False, True):
         script(monkeypatch, [[0, 1]])
         (found,) = records(fedavg(world), world, 1, federation=federation, train_all=train_all, faults=DROP)
-        assert [Fate(f) for f in found.phases[0].responses.fate.tolist()] == [Fate.HEARD, Fate.LATE]
+        assert [Outcome(f) for f in found.phases[0].responses.outcome.tolist()] == [Outcome.COMPLETED, Outcome.LATE]
         assert found.phases[0].events == []
 
 
@@ -318,7 +318,7 @@ def test_clients_that_take_too_long_are_found_one_by_one_and_dropped(name):
     assert torch.equal(flat(found[-1].state), flat(gone[-1].state))
     for p, q in zip(phases(found), phases(gone), strict=True):
         assert p.clients.tolist() == q.clients.tolist()
-        assert torch.equal(p.responses.fate == Fate.FAILED, torch.isin(p.clients, torch.tensor([2, 3, 5])))
+        assert torch.equal(p.responses.outcome == Outcome.FAILED, torch.isin(p.clients, torch.tensor([2, 3, 5])))
         assert {e["client"]: (e["why"], e["bit_exact"]) for e in p.events if e["client"] != 3} == {
             c: ("not done after 2 s", False) for c in {2, 5} & set(p.clients.tolist())
         }

@@ -10,8 +10,8 @@ from fedfleet.simulator.driver import round
 from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.fleet.availability import Bernoulli
 from fedfleet.simulator.fleet.buffer import fill
-from fedfleet.simulator.fleet.devices import Alike
-from fedfleet.simulator.fleet.responses import Fate, Federation
+from fedfleet.simulator.fleet.devices import Homogeneous
+from fedfleet.simulator.fleet.responses import Federation, Outcome
 
 MINIMA = tuple(float(m) for m in range(12))
 BOWL = World(Bowl(), rows(*[[(1.0, m)] for m in MINIMA]))
@@ -34,7 +34,7 @@ def ended(monkeypatch):
 
 @pytest.mark.parametrize("bound", [None, 1])
 @pytest.mark.parametrize(
-    "federation", [Federation(devices=Alike(1.0, 1.0)), Federation(devices=Alike(1.0, 1.0), hazard=0.3)]
+    "federation", [Federation(devices=Homogeneous(1.0, 1.0)), Federation(devices=Homogeneous(1.0, 1.0), hazard=0.3)]
 )
 def test_the_model_is_that_of_algorithm_1(ended, federation, bound):
     algorithm = build("fedbuff", BOWL.task, buffer=3, concurrency=5, global_lr=0.8, max_staleness=bound, **STEP)
@@ -77,21 +77,21 @@ def test_clients_start_from_the_model_of_the_moment_they_are_invited(ended):
 
 
 def test_fates_and_floats(ended):
-    federation = Federation(availability=Bernoulli(0.6), devices=Alike(1.0, 1.0), hazard=0.2)
+    federation = Federation(availability=Bernoulli(0.6), devices=Homogeneous(1.0, 1.0), hazard=0.2)
     algorithm = build("fedbuff", BOWL.task, buffer=3, concurrency=6, max_staleness=2, **STEP)
     found = list(records(algorithm, BOWL, 30, federation=federation))
     seen = set()
     for r, buffer in zip(found, ended, strict=True):
         (phase,) = r.phases
-        c, fates = phase.counts, phase.responses.fate.tolist()
-        assert c["invited"] == len(fates) == sum(c[f.name.lower()] for f in Fate)
-        assert c["heard"] + c["stale"] == 3 == c["floats_up"] == c["client_steps"]
-        assert c["heard"] == sum(f.version == r.index for f in buffer.used)
+        c, outcomes = phase.counts, phase.responses.outcome.tolist()
+        assert c["invited"] == len(outcomes) == sum(c[f.name.lower()] for f in Outcome)
+        assert c["completed"] + c["stale"] == 3 == c["floats_up"] == c["client_steps"]
+        assert c["completed"] == sum(f.version == r.index for f in buffer.used)
         assert phase.responses.duration_s == pytest.approx(r.virtual_s - r.started_s)
-        seen |= set(fates)
-    assert seen == {int(f) for f in Fate}
+        seen |= set(outcomes)
+    assert seen == {int(f) for f in Outcome}
     down = sum(r.phases[0].counts["floats_down"] for r in found)
-    ends = sum(r.phases[0].counts[k] for r in found for k in ("heard", "stale", "late", "failed"))
+    ends = sum(r.phases[0].counts[k] for r in found for k in ("completed", "stale", "late", "failed"))
     assert ends <= down <= ends + 6  # all that ended were sent the model, and those still at work
 
 
@@ -114,7 +114,7 @@ def test_it_is_a_function_of_the_seed_and_learns():
 
 def test_versions_are_kept_only_while_somebody_works_on_them():
     algorithm = build("fedbuff", BOWL.task, buffer=2, concurrency=4, **STEP)
-    found = list(records(algorithm, BOWL, 40, federation=Federation(devices=Alike(1.0, 1.5))))
+    found = list(records(algorithm, BOWL, 40, federation=Federation(devices=Homogeneous(1.0, 1.5))))
     assert all(len(r.state.versions) <= 4 for r in found)
     assert all(v <= r.index for r in found for v in r.state.versions)
 

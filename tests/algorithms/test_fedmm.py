@@ -27,7 +27,7 @@ GAME = World(Game(), rows(*([tuple(c)] for c in CLIENTS)))
 SADDLE = (20 / 49, 36 / 49)
 STEP = {"batch_size": 1, "lr": 0.05}
 ADAPTATION = digits("domain_adaptation")
-INVITE = CohortOptions(invite=9)
+INVITE = CohortOptions(size=9)
 LOCAL = {"steps": 4, "batch_size": 7, "lr": 0.05}
 
 
@@ -77,8 +77,8 @@ def trace(stores, rounds=9, z=(0.0, 0.0), world=GAME, **options):
     """(omega_0, psi_0, lambda_1, lambda_2, beta_1, beta_2) before and after each round."""
     found = [(*z, 0.0, 0.0, 0.0, 0.0)]
     for r in records(build("fedmm", world.task, **STEP, **options), world, rounds, z=point(*z)):
-        own = stores(r.state.z, 2)
-        found.append((*xy(r.state.z), *own["x"]["x"].tolist(), *own["y"]["y"].tolist()))
+        client_state = stores(r.state.z, 2)
+        found.append((*xy(r.state.z), *client_state["x"]["x"].tolist(), *client_state["y"]["y"].tolist()))
     return found
 
 
@@ -191,8 +191,8 @@ def test_rounds_by_hand(monkeypatch, stores, cohorts, inner):
     for t, (r, (z, mean_dual, duals)) in enumerate(zip(run, expected, strict=True)):
         assert xy(r.state.z) == pytest.approx(z, abs=1e-12)
         assert xy(r.state.dual) == pytest.approx(mean_dual, abs=1e-12)
-        own = stores(r.state.z, 3)
-        assert list(zip(own["x"]["x"].tolist(), own["y"]["y"].tolist(), strict=True)) == [
+        client_state = stores(r.state.z, 3)
+        assert list(zip(client_state["x"]["x"].tolist(), client_state["y"]["y"].tolist(), strict=True)) == [
             pytest.approx(d, abs=1e-12) for d in duals
         ]
         assert r.metrics == {"eta3": pytest.approx(0.8 * 1.3 ** (-t / 2))}
@@ -216,15 +216,15 @@ def as_printed(options, task, cohort) -> Algorithm:
 
     def direction(ops, shared, local, batch, at, key):
         d, _ = ops.grad("train", local.z, batch, key)
-        return {p: T.add(proximal(d, local.z, shared["z"], shared["mu"])[p], local.own[p]) for p in d}
+        return {p: T.add(proximal(d, local.z, shared["z"], shared["mu"])[p], local.client_state[p]) for p in d}
 
-    def finish(shared, own, inbox, local: Local):
-        new = {p: T.axpy(shared["mu"][p], T.sub(local.z[p], shared["z"][p]), own[p]) for p in own}
+    def client_final(shared, client_state, client_input, local: Local):
+        new = {p: T.axpy(shared["mu"][p], T.sub(local.z[p], shared["z"][p]), client_state[p]) for p in client_state}
         return Message(send={"z": {p: T.axpy(shared["eta3"] / shared["mu"][p], new[p], local.z[p]) for p in new}}), new
 
-    work = local_training(options.plan(), direction, finish=finish)
-    own = lambda shared: T.zeros_like(shared["z"])  # noqa: E731
-    train = Phase(name="train", work=work, reduce={"z": Mean()}, own=own)
+    work = local_training(options.plan(), direction, client_final=client_final)
+    client_state = lambda shared: T.zeros_like(shared["z"])  # noqa: E731
+    train = Phase(name="train", work=work, reduce={"z": Mean()}, client_state=client_state)
 
     def round_(z, rnd):
         config = {
@@ -232,13 +232,13 @@ def as_printed(options, task, cohort) -> Algorithm:
             "mu": options.mu(task.parts),
             "eta3": options.eta3.at(rnd.index),
         }
-        return rnd.map_reduce(train, shared=Message({"z": z}, config), cohort=rnd.invite(cohort.invite))["z"], {}
+        return rnd.map_reduce(train, shared=Message({"z": z}, config), cohort=rnd.invite(cohort.size))["z"], {}
 
     return Algorithm(lambda z, key, problem: z, round_, (train,), {"global": View(lambda z: z)}, requires=("x", "y"))
 
 
 FEW = digits("domain_adaptation", clients=9)
-EVERYONE = CohortOptions(invite=9)
+EVERYONE = CohortOptions(size=9)
 MU = {"mu1": 0.5, "mu2": 1.5, "eta3": {"decay": 2.0, "per": 3}}
 
 
@@ -265,17 +265,19 @@ def test_the_mean_dual_grows_with_the_model_in_every_round(stores):
         left = T.scale(1 + options.eta3.at(t), r.state.dual)
         right = T.axpy(mu, T.sub(r.state.z, z), dual)
         torch.testing.assert_close(flat(left), flat(right), rtol=1e-4, atol=1e-6)
-        own = stores(z, 9)
-        torch.testing.assert_close(flat(T.map(lambda v: v.mean(0), own)), flat(r.state.dual), rtol=1e-4, atol=1e-6)
-        assert float(flat(own).abs().max()) > 3 * float(flat(r.state.dual).abs().max())
+        client_state = stores(z, 9)
+        torch.testing.assert_close(
+            flat(T.map(lambda v: v.mean(0), client_state)), flat(r.state.dual), rtol=1e-4, atol=1e-6
+        )
+        assert float(flat(client_state).abs().max()) > 3 * float(flat(r.state.dual).abs().max())
         z, dual = r.state.z, r.state.dual
 
 
 def test_the_servers_dual_is_the_mean_of_all_clients_whoever_is_heard(stores):
     algorithm = build("fedmm", ADAPTATION.task, INVITE, **LOCAL, **MU)
     for r in records(algorithm, ADAPTATION, 5, policy=Siwer(), inner="batched"):
-        own = stores(r.state.z, ADAPTATION.population.size)
-        mean = T.map(lambda v: v.mean(0), own)
+        client_state = stores(r.state.z, ADAPTATION.population.size)
+        mean = T.map(lambda v: v.mean(0), client_state)
         torch.testing.assert_close(flat(mean), flat(r.state.dual), rtol=1e-4, atol=1e-6)
 
 
@@ -303,7 +305,9 @@ def test_with_duals_held_at_zero_it_is_the_proximal_method(monkeypatch):
     penalties = {"mu1": 0.5, "mu2": 1.5}
     given = (("fedmm", {**LOCAL, **penalties, **constant(0.0)}), ("fedprox_sgda", {**LOCAL, **penalties}))
     assert not same(*given)
-    monkeypatch.setattr(fedmm, "send_and_renew", lambda s, own, i, local: (Message(send={"z": local.z}), own))
+    monkeypatch.setattr(
+        fedmm, "send_and_renew", lambda s, client_state, i, local: (Message(send={"z": local.z}), client_state)
+    )
     assert same(*given)
 
 
@@ -323,7 +327,7 @@ def test_with_one_step_plain_averaging_is_descent_ascent_on_the_mean():
 def test_proximal_parts_have_penalties_of_their_own():
     """One local step more than one: x - x_0 and y - y_0 are then pulled by mu1 and by mu2."""
     world = World(Game(), rows([THREE[0]]))
-    alone = CohortOptions(invite=1)
+    alone = CohortOptions(size=1)
     options = {"steps": 2, "batch_size": 1, "lr": 0.1, "dual_lr": 0.2, "mu1": 0.5, "mu2": 3.0}
     found = xy(play(build("fedprox_sgda", world.task, alone, **options), world, 1, z=point(1, -2))[0])
     w, p = 1.0, -2.0
@@ -338,12 +342,12 @@ def test_proximal_parts_have_penalties_of_their_own():
 
 def test_clients_alike_have_duals_alike_and_go_as_one_alone(stores):
     one, many = (World(Game(), rows(*[[THREE[0]]] * n)) for n in (1, 3))
-    alone = play(build("fedmm", one.task, CohortOptions(invite=1), steps=4, **STEP), one, 5)
-    cohort = CohortOptions(invite=3)
+    alone = play(build("fedmm", one.task, CohortOptions(size=1), steps=4, **STEP), one, 5)
+    cohort = CohortOptions(size=3)
     for z, r in zip(alone, records(build("fedmm", many.task, cohort, steps=4, **STEP), many, 5), strict=True):
-        own = stores(r.state.z, 3)
-        assert bool((own["x"]["x"] == own["x"]["x"][0]).all())
-        assert bool((own["y"]["y"] == own["y"]["y"][0]).all())
+        client_state = stores(r.state.z, 3)
+        assert bool((client_state["x"]["x"] == client_state["x"]["x"][0]).all())
+        assert bool((client_state["y"]["y"] == client_state["y"]["y"][0]).all())
         assert xy(r.state.z) == pytest.approx(xy(z), abs=1e-12)
 
 
@@ -353,7 +357,7 @@ def test_the_order_of_clients_does_not_matter():
     for order in orders:
         world = World(Game(), rows(*([THREE[i]] for i in order)))
         ends.append(
-            xy(play(build("fedmm", world.task, CohortOptions(invite=3), steps=4, **STEP), world, 6, z=point(1, 2))[-1])
+            xy(play(build("fedmm", world.task, CohortOptions(size=3), steps=4, **STEP), world, 6, z=point(1, 2))[-1])
         )
     assert ends[0] == pytest.approx(ends[1], abs=1e-12)
 
@@ -369,7 +373,7 @@ def test_the_game_turned_round_is_played_in_the_mirror():
         world = World(Game(), rows(*([c] for c in clients)))
         given = {"steps": 3, "batch_size": 1, "lr": lr[0], "dual_lr": lr[1], "mu1": mu[0], "mu2": mu[1]}
         runs.append(
-            [xy(v) for v in play(build("fedmm", world.task, CohortOptions(invite=3), **given), world, 6, z=point(*z))]
+            [xy(v) for v in play(build("fedmm", world.task, CohortOptions(size=3), **given), world, 6, z=point(*z))]
         )
     for (x, y), (v, u) in zip(*runs, strict=True):
         assert (x, y) == pytest.approx((u, v), abs=1e-12)
@@ -405,7 +409,7 @@ def test_a_client_sends_and_is_sent_one_model():
     images = torch.nn.functional.interpolate(p.data["x"].repeat_interleave(3, 1), size=28)
     task = DomainAdaptation(AdaptationOptions(model="conv2"), DataShape((3, 28, 28), 10))
     world = World(task, replace(p, data={**p.data, "x": images}))
-    algorithm = build("fedmm", task, CohortOptions(invite=2), steps=1, batch_size=2, lr=1e-3)
+    algorithm = build("fedmm", task, CohortOptions(size=2), steps=1, batch_size=2, lr=1e-3)
     (r,) = records(algorithm, world, 1)
     counts = r.phases[0].counts
     assert counts["floats_up"] == counts["floats_down"] == 2 * 522_792

@@ -24,7 +24,7 @@ SADDLE = (20 / 49, 36 / 49)
 STEP = {"batch_size": 1, "lr": 0.05}
 COHORTS = [[0], [1, 2], [0, 2], [1], [0, 1, 2]]
 ADAPTATION = digits("domain_adaptation")
-INVITE = CohortOptions(invite=9)
+INVITE = CohortOptions(size=9)
 
 
 def slope(client, x, y):
@@ -81,7 +81,7 @@ class Drawn(Game):
 def test_estimates_recurse_on_the_noise_of_the_step():
     """y moves by v_y = b d + (1 - b) v_y, which tells d; x then by d x + (1 - b) (v_x - d x_before)."""
     drawn, b, lr = World(Drawn(), rows([CLIENTS[0]])), 0.3, 0.2
-    algorithm = build("gt_hsgd", drawn.task, CohortOptions(invite=1), batch_size=1, lr=lr, b=b)
+    algorithm = build("gt_hsgd", drawn.task, CohortOptions(size=1), batch_size=1, lr=lr, b=b)
     x, y = before = (1.0, -1.0)
     vx = vy = None
     seen = []
@@ -177,7 +177,7 @@ def test_shifts_of_vectors_and_on_a_minimax_task():
 def test_the_rate_of_shifts_follows_the_schedule():
     options = {"steps": 1, "batch_size": 4, "lr_schedule": {"kind": "step", "every": 1, "factor": 0.5}}
     (phase,) = build("fedrobust", images().task, **options).phases
-    assert phase.own is not None
+    assert phase.client_state is not None
     assert FedRobustOptions(**options, lr=0.2).rates(1, ("x",)) == {"x": 0.1, "shift": 0.1}
     assert FedRobustOptions(**options, lr=0.2, shift_lr=1.0).rates(1, ("x",)) == {"x": 0.1, "shift": 0.5}
     assert FedRobustOptions(**options, adversary="shared").rates(0, ("x", "y")) == {"x": 0.1, "y": 0.1}
@@ -212,7 +212,7 @@ def test_chunks_of_a_full_gradient_hold_both_kinds_in_proportion(net):
     where = World(world.task, world.population.withholding(torch.arange(len(world.population.data["y"])) % 3 == 0))
     z = world.task.init(0)
     for chunk in (10_000, 40):
-        algorithm = build("parallel_sgda", world.task, CohortOptions(invite=3), gradient_chunk=chunk, lr=1.0)
+        algorithm = build("parallel_sgda", world.task, CohortOptions(size=3), gradient_chunk=chunk, lr=1.0)
         (end,) = play(algorithm, where, 1, z=z)
         found.append(flat(T.sub(z, end)))
     assert (found[0] - found[1]).norm() < 0.03 * found[0].norm()

@@ -23,7 +23,7 @@ from fedfleet.simulator.block.batches import schedule
 from fedfleet.simulator.driver.simulate import RoundRecord
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.fleet.policies import First
-from fedfleet.simulator.fleet.responses import Fate
+from fedfleet.simulator.fleet.responses import Outcome
 from fedfleet.simulator.work import Batch, BatchPlan
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.registry import TASKS
@@ -76,14 +76,14 @@ def walk(t: int, client: int) -> Iterator[tuple[Tensor, Tensor]]:
 def run(name: str = "fedsr", rounds: int = 4, z: Any = None, where: World = WHERE, **options: Any) -> list[RoundRecord]:
     options = {"epochs": 1, "batch_size": B, "lr": LR, "weight": "uniform", **options}
     start = T.map(Tensor.double, TASK.init(0)) if z is None else z
-    algorithm = build(name, where.task, CohortOptions(invite=5), **options)
+    algorithm = build(name, where.task, CohortOptions(size=5), **options)
     assert algorithm.buffers  # models are averaged, and what their layers count with them
     return list(records(algorithm, where, rounds, z=start, policy=First(3)))
 
 
 def heard(record: RoundRecord) -> list[int]:
     (phase,) = record.phases
-    return phase.clients[phase.responses.fate == Fate.HEARD].tolist()
+    return phase.clients[phase.responses.outcome == Outcome.COMPLETED].tolist()
 
 
 def mean(ends: list[Params], weights: list[float]) -> Params:
@@ -167,7 +167,7 @@ def test_a_penalty_alone_is_what_it_says():
 @pytest.mark.parametrize("name", ["omg", "ditto", "fedsam", "scaffold"])
 def test_other_algorithms_train_its_net(name):
     of = {"of": {"name": "fedsr", "steps": 2, "batch_size": B}} if name == "omg" else {"steps": 2, "batch_size": B}
-    algorithm = build(name, TASK, CohortOptions(invite=5), **of)
+    algorithm = build(name, TASK, CohortOptions(size=5), **of)
     *_, last = records(algorithm, WHERE, 2, z=T.map(Tensor.double, TASK.init(0)))
     z = algorithm.views["global"].params(last.state)["x"]
     assert z.keys() == START.keys()
@@ -177,7 +177,7 @@ def test_other_algorithms_train_its_net(name):
 
 def test_with_no_radius_matching_is_fedsr():
     of = {"name": "fedsr", "epochs": 1, "batch_size": B, "lr": LR}
-    omg = build("omg", TASK, CohortOptions(invite=5), of=of, kappa=1e-9)
+    omg = build("omg", TASK, CohortOptions(size=5), of=of, kappa=1e-9)
     found = list(records(omg, WHERE, 2, z=T.map(Tensor.double, TASK.init(0)), policy=First(3)))
     for a, b in zip(found, run(rounds=2), strict=True):
         for name in START:
@@ -189,7 +189,7 @@ BASE: dict[str, Any] = {
     "population": {"clients": 8, "held_out": 0.25, "partition": {"kind": "dirichlet", "alpha": 0.3, "min_size": 6}},
     "task": {"name": "stochastic", "hidden": [8], "latent": 4},
     "algorithm": {"name": "fedsr", "steps": 3, "batch_size": 5, "lr": 0.2},
-    "cohort": {"invite": 4},
+    "cohort": {"size": 4},
     "executor": {"kind": "local"},
     "evaluation": {"every": 3, "per_client": True},
 }

@@ -49,7 +49,7 @@ BAD = Attackers(torch.tensor([1, 2, 5, 8, 11, 12, 17, 18, 21, 25, 28]))
 
 
 def fltrust(where: World = WHERE, invite: int = 12, **of: Any) -> Algorithm:
-    return build("robust", where.task, CohortOptions(invite=invite), of={**OF, **of}, rule="fltrust")
+    return build("robust", where.task, CohortOptions(size=invite), of={**OF, **of}, rule="fltrust")
 
 
 def under(attack: Any, algorithm: Algorithm, attackers: Attackers = BAD) -> Algorithm:
@@ -131,7 +131,7 @@ def test_where_nobody_is_trusted_the_model_stays(where):
 def test_where_all_learn_what_the_server_does_it_is_the_algorithm_itself(of):
     """SCAFFOLD: the server keeps a control of its own as its clients do, or it would move elsewhere from the second round on."""
     where, of = alike(EXACT), {**OF, "batch_size": 40, **of}
-    plain = build(of["name"], where.task, CohortOptions(invite=6), **{k: v for k, v in of.items() if k != "name"})
+    plain = build(of["name"], where.task, CohortOptions(size=6), **{k: v for k, v in of.items() if k != "name"})
     trusting = play(fltrust(where, 6, **of), where, 3, z=BEFORE)
     for one, other in zip(trusting, play(plain, where, 3, z=BEFORE), strict=True):
         torch.testing.assert_close(flat(one), flat(other), rtol=1e-9, atol=1e-12)
@@ -139,8 +139,8 @@ def test_where_all_learn_what_the_server_does_it_is_the_algorithm_itself(of):
 
 def test_a_run_is_the_same_however_clients_are_computed_and_wherever_uploads_lie():
     algorithm = under(SignFlip(share=0, scale=2.0), fltrust(name="scaffold"))
-    one = play(algorithm, WHERE, 3, filed_bytes=sys.maxsize, policy=Siwer())[-1]
-    assert torch.equal(flat(one), flat(play(algorithm, WHERE, 3, filed_bytes=0, policy=Siwer())[-1]))
+    one = play(algorithm, WHERE, 3, spilled_bytes=sys.maxsize, policy=Siwer())[-1]
+    assert torch.equal(flat(one), flat(play(algorithm, WHERE, 3, spilled_bytes=0, policy=Siwer())[-1]))
     for inner in ("batched", "factored"):
         other = play(algorithm, WHERE, 3, inner=inner, policy=Siwer())[-1]
         torch.testing.assert_close(flat(other), flat(one), rtol=1e-4, atol=1e-5)

@@ -16,7 +16,7 @@ from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.driver.simulate import RoundRecord
 from fedfleet.simulator.fleet.policies import First
-from fedfleet.simulator.fleet.responses import Fate
+from fedfleet.simulator.fleet.responses import Outcome
 from fedfleet.simulator.work import BatchPlan
 
 EVERY = BODY + HEAD
@@ -25,7 +25,7 @@ THREE = BatchPlan(size=B, steps=3)
 
 def run(name: str, invite: int = 5, **options) -> list[RoundRecord]:
     algorithm = build(
-        name, WHERE.task, CohortOptions(invite=invite), **{"batch_size": B, "lr": LR, "steps": 3, **options}
+        name, WHERE.task, CohortOptions(size=invite), **{"batch_size": B, "lr": LR, "steps": 3, **options}
     )
     z = T.map(torch.Tensor.double, WHERE.task.init(0))
     return list(records(algorithm, WHERE, 4, z=z, policy=First(3)))
@@ -116,7 +116,7 @@ def test_fediir_by_hand():
     z, running = START, {n: torch.zeros_like(START[n]) for n in HEAD}
     y, once = WHERE.population.data["y"], BatchPlan(size=B, epochs=1)
     for t, record in enumerate(run("fediir", penalty=0.3, ema=0.6)):
-        one, two = (p.clients[p.responses.fate == Fate.HEARD].tolist() for p in record.phases)
+        one, two = (p.clients[p.responses.outcome == Outcome.COMPLETED].tolist() for p in record.phases)
         found = [gradient(z, rows, HEAD) for c in one for rows in walk(t, c, plan=once)]
         running = {n: 0.6 * running[n] + 0.4 * sum(g[n] for g in found) / len(found) for n in HEAD}
         ends = []
@@ -138,7 +138,7 @@ def test_fediir_without_a_penalty_is_fedavg_with_clients_alike():
     z = START
     for t, record in enumerate(run("fediir", penalty=0.0)):
         ends = []
-        for c in record.phases[1].clients[record.phases[1].responses.fate == Fate.HEARD].tolist():
+        for c in record.phases[1].clients[record.phases[1].responses.outcome == Outcome.COMPLETED].tolist():
             p = z
             for rows in walk(t, c, exchange=1):
                 g = gradient(p, rows)

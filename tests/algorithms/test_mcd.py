@@ -20,7 +20,7 @@ from fedfleet.simulator.work import BatchPlan
 from fedfleet.tasks.stateful import Dropout
 from fedfleet.tasks.two_heads_nets import NETS
 
-ONE = CohortOptions(invite=1)
+ONE = CohortOptions(size=1)
 BATCH, LR, EPOCHS = 12, 0.05, 2
 RULES = {
     "sgd": ({"momentum": 0.9, "weight_decay": 0.01}, torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.01}),
@@ -106,7 +106,7 @@ def test_rounds_are_those_of_torch(rule, task):
 def test_many_at_once_are_one_at_a_time(inner):
     where = mixed((30, 17, 24, 9))
     given = {"steps": 3, "optimizer": {"momentum": 0.9}}
-    algorithm = build(where.task, "mcd", CohortOptions(invite=3), **given)
+    algorithm = build(where.task, "mcd", CohortOptions(size=3), **given)
     z = T.map(torch.Tensor.double, where.task.init(0))
     one, many = ([r.state for r in records(algorithm, where, 3, z=z, inner=i)] for i in ("serial", inner))
     torch.testing.assert_close(flat(one[-1]), flat(many[-1]), rtol=1e-7, atol=1e-9)

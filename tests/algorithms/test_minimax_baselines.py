@@ -60,9 +60,9 @@ def test_controls_of_codasca_under_partial_participation(monkeypatch):
     assert [xy(s.z) for s in states] == [pytest.approx(z, abs=1e-9) for z in want]
     c = xy(states[-1].c)
     assert (c[0], -c[1]) == pytest.approx((1.0682225, 1.6718075), abs=1e-9)  # the dual part in direction space
-    own = kept[0].memory.store.get(torch.arange(2), lambda: states[-1].c)
-    assert own["x"]["x"].tolist() == pytest.approx([2.253445, -0.117], abs=1e-9)
-    assert (-own["y"]["y"]).tolist() == pytest.approx([0.522615, 2.821], abs=1e-9)
+    client_state = kept[0].memory.store.get(torch.arange(2), lambda: states[-1].c)
+    assert client_state["x"]["x"].tolist() == pytest.approx([2.253445, -0.117], abs=1e-9)
+    assert (-client_state["y"]["y"]).tolist() == pytest.approx([0.522615, 2.821], abs=1e-9)
 
 
 def test_catalyst_at_the_saddle_stays_whatever_its_anchor_weighs():
@@ -102,25 +102,25 @@ def test_codasca_by_hand_with_stages_an_anchor_and_a_global_step(monkeypatch, du
     options = {**TWO_STEPS, "theta": 0.5, "stage_iterations": 4, "stage_factor": 2.0, "global_lr": 0.7, "dual_lr": 0.2}
     algorithm = build("codasca", GAME.task, **options, dual_control=dual_control)
     found = list(records(algorithm, GAME, 5))
-    z, c, own, anchor = (1.0, -1.0), (0.0, 0.0), [(0.0, 0.0)] * 2, 1.0
+    z, c, client_state, anchor = (1.0, -1.0), (0.0, 0.0), [(0.0, 0.0)] * 2, 1.0
     for t, (cohort, r) in enumerate(zip(cohorts, found, strict=True)):
         anchor = z[0] if t % 2 == 0 else anchor  # two rounds a stage
         eta, gamma = 0.1 / 2 ** (t // 2), 0.2 / 2 ** (t // 2)
         ends, controls = [], {}
         for i in cohort:
             x, y = z
-            cx, cy = c[0] - own[i][0], (c[1] - own[i][1]) * dual_control
+            cx, cy = c[0] - client_state[i][0], (c[1] - client_state[i][1]) * dual_control
             for _ in range(2):
                 dx, dy = slope(i, (x, y))
                 x, y = x - eta * (dx + cx + 0.5 * (x - anchor)), y + gamma * (dy + cy)
             ends.append((x, y))
             controls[i] = (
-                own[i][0] - c[0] + (z[0] - x) / (2 * eta),
-                own[i][1] - c[1] + (y - z[1]) / (2 * gamma),
+                client_state[i][0] - c[0] + (z[0] - x) / (2 * eta),
+                client_state[i][1] - c[1] + (y - z[1]) / (2 * gamma),
             )
         z = tuple(a + 0.7 * (b - a) for a, b in zip(z, means(ends), strict=True))
-        own = [controls.get(i, o) for i, o in enumerate(own)]
-        c = means(own)
+        client_state = [controls.get(i, o) for i, o in enumerate(client_state)]
+        c = means(client_state)
         assert xy(r.state.z) == pytest.approx(z, abs=1e-12)
         assert (xy(r.state.c)[0], -xy(r.state.c)[1]) == pytest.approx(c, abs=1e-12)
         assert r.metrics == {"stage": t // 2}
@@ -139,7 +139,7 @@ def means(pairs):
 def test_an_extra_step_takes_its_second_gradient_on_a_second_minibatch():
     """One client with two examples, B = 1, K = 1: ahead on one of them, the step on the other, in either order."""
     alone = World(Game(), rows([(1, 2, 1, 1, -1), (3, 0, 2, -3, 2)]))
-    extra = build("extra_step", alone.task, CohortOptions(invite=1), steps=1, batch_size=1, lr=0.1, dual_lr=0.3)
+    extra = build("extra_step", alone.task, CohortOptions(size=1), steps=1, batch_size=1, lr=0.1, dual_lr=0.3)
     ends = {}
     for first, second in ((0, 1), (1, 0), (0, 0), (1, 1)):
         dx, dy = slope(first, (1, -1))
@@ -153,7 +153,7 @@ def test_an_extra_step_takes_its_second_gradient_on_a_second_minibatch():
 
 
 AUC = digits("auc")
-INVITE = CohortOptions(invite=8)
+INVITE = CohortOptions(size=8)
 LOCAL = {"steps": 3, "batch_size": 7, "lr": 0.3}
 
 
@@ -230,7 +230,7 @@ def test_late_stages_of_codasca_keep_controls_that_are_gradients():
     """Steps divided by 1e10 a round soon move nothing in single precision; the controls are mean gradients all the same."""
     options = {"steps": 3, "batch_size": 7, "lr": 0.3, "stage_iterations": 3, "stage_factor": 1e10}
     *_, last = records(build("codasca", AUC.task, INVITE, **options), AUC, 40, inner="batched")
-    everyone = CohortOptions(invite=AUC.population.size)
+    everyone = CohortOptions(size=AUC.population.size)
     (r,) = records(build("cdma_one", AUC.task, everyone, steps=1), AUC, 1, z=last.state.z, inner="batched")
     c, u = flat(last.state.c), flat(r.state.u)
     assert float((c - u).norm()) < 0.2 * float(
@@ -248,7 +248,7 @@ class Drawn(Game):
 
 def test_the_two_gradients_of_an_extra_step_have_noise_of_their_own():
     drawn = World(Drawn(), rows([(1, 2, 1, 1, -1)]))
-    extra = build("extra_step", drawn.task, CohortOptions(invite=1), steps=1, batch_size=1, lr=1.0)
+    extra = build("extra_step", drawn.task, CohortOptions(size=1), steps=1, batch_size=1, lr=1.0)
     x, y = xy(play(extra, drawn, 1)[0])
     second = y + 1  # from y = -1 along the second draw; x = 1 - second (1 - first)
     assert 1 - (1 - x) / second != pytest.approx(second, abs=1e-3)
@@ -295,7 +295,7 @@ def test_floats_follow_the_message_formulas():
         algorithm = build(name, AUC.task, INVITE, **LOCAL, **options)
         for r in records(algorithm, AUC, 3, policy=Siwer(), inner="batched"):
             for i, phase in enumerate(r.phases):
-                assert phase.counts["floats_up"] == phase.counts["heard"] * d * up[i]
+                assert phase.counts["floats_up"] == phase.counts["completed"] * d * up[i]
                 assert phase.counts["floats_down"] == 8 * down[i]
     old = build("local_sgda_plus", AUC.task, INVITE, **LOCAL, snapshot_refresh=2)
     sent = [r.phases[0].counts["floats_down"] for r in records(old, AUC, 3, inner="batched")]

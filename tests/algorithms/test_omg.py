@@ -1,4 +1,4 @@
-"""On-server matching: the solver beside an exact one, the step beside its formula in all coordinates, the wrapper."""
+"""Matching on the server: the solver beside an exact one, the step beside its formula in coordinates, the wrapper."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedfleet.algorithms.matching import coefficients, mixture, objective
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.arithmetic.stored import Stored
+from fedfleet.simulator.arithmetic.upload_matrix import UploadMatrix
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.fleet.policies import First
 from tests.parts import slow_but
@@ -136,7 +136,7 @@ def test_uploads_as_differences():
     g = torch.Generator().manual_seed(0)
     blocks = tuple({"a": torch.randn(n, 3, 2, generator=g), "b": torch.randn(n, 4, generator=g)} for n in (2, 3))
     origin = {"a": torch.randn(3, 2, generator=g), "b": torch.randn(4, generator=g)}
-    kept = Stored(blocks, (torch.ones(2), torch.ones(3)))
+    kept = UploadMatrix(blocks, (torch.ones(2), torch.ones(3)))
     each = torch.cat([torch.cat([(b[k] - origin[k]).double().flatten(1) for k in b], 1) for b in blocks])
     torch.testing.assert_close(kept.gram(origin), each @ each.T, rtol=1e-6, atol=1e-6)
     w = torch.arange(5, dtype=torch.float64)
@@ -156,7 +156,7 @@ FEDAVG = {"name": "fedavg", "epochs": 1, "batch_size": B, "lr": LR}
 @pytest.mark.parametrize("weight", ["num_examples", "uniform"])
 def test_rounds_are_those_by_hand(rescale, divide, weight):
     algorithm = build(
-        "omg", WHERE.task, CohortOptions(invite=5),
+        "omg", WHERE.task, CohortOptions(size=5),
         of={**FEDAVG, "weight": weight}, kappa=0.5, rescale=rescale, server_lr=0.8,
     )  # fmt: skip
     names, z = BODY + HEAD, START
@@ -206,7 +206,7 @@ def world(name: str) -> World:
 
 @pytest.mark.parametrize("name", slow_but(AVERAGING, "fedavg", "fedas", "fedbn", "fedrod"))
 def test_without_a_radius_it_is_the_algorithm_and_near_none_near_it(name):
-    where, cohort, given = world(name), CohortOptions(invite=6), {"steps": 3, "batch_size": 7}
+    where, cohort, given = world(name), CohortOptions(size=6), {"steps": 3, "batch_size": 7}
     plain = [flat(z) for z in play(build(name, where.task, cohort, **given), where, 3)]
     for kappa in (0.0, 1e-9):
         of = {"name": name, **given}
@@ -222,7 +222,7 @@ def test_without_a_radius_it_is_the_algorithm_and_near_none_near_it(name):
 
 
 def test_as_much_travels():
-    where, cohort, given = world("fedavg"), CohortOptions(invite=6), {"steps": 3, "batch_size": 7}
+    where, cohort, given = world("fedavg"), CohortOptions(size=6), {"steps": 3, "batch_size": 7}
     plain = list(records(build("fedavg", where.task, cohort, **given), where, 2))
     matched = list(records(build("omg", where.task, cohort, of={"name": "fedavg", **given}), where, 2))
     for a, b in zip(plain, matched, strict=True):
@@ -233,7 +233,7 @@ def test_as_much_travels():
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
 def test_equal_updates_have_the_closed_form_and_descend(name, rescale, grows):
     alike = World(Bowl(), rows(*[[(1.0, 4.0)]] * 3))
-    given, cohort = {"steps": 2, "batch_size": 1, "lr": 0.1}, CohortOptions(invite=3)
+    given, cohort = {"steps": 2, "batch_size": 1, "lr": 0.1}, CohortOptions(size=3)
     (plain,) = play(build(name, alike.task, cohort, **given), alike, 1)
     (found,) = play(build("omg", alike.task, cohort, of={"name": name, **given}, rescale=rescale), alike, 1)
     delta = float(plain["x"]["w"]) - 1.0
@@ -243,7 +243,7 @@ def test_equal_updates_have_the_closed_form_and_descend(name, rescale, grows):
 
 @pytest.mark.parametrize("buffers", ["mean", "frozen"])
 def test_statistics_are_averaged_or_stay_and_are_no_update(buffers):
-    where, cohort = world("cnn_bn"), CohortOptions(invite=4)
+    where, cohort = world("cnn_bn"), CohortOptions(size=4)
     given = {"steps": 2, "batch_size": 7}
     start = where.task.init(0)
     (plain,) = play(build("fedavg", where.task, cohort, **given), where, 1)
@@ -261,7 +261,7 @@ def test_statistics_are_averaged_or_stay_and_are_no_update(buffers):
 def test_what_takes_no_mean_of_models_is_refused(name):
     task = digits("two_heads" if name == "fact" else "auc" if name == "cdma_nc" else "classification").task
     with pytest.raises(ConfigError, match=rf"algorithm.of='{name}': the server does not take a mean of models"):
-        build("omg", task, CohortOptions(invite=2), of=name)
+        build("omg", task, CohortOptions(size=2), of=name)
 
 
 def test_the_search_takes_the_steps_of_torchs_sgd():
@@ -291,4 +291,4 @@ def test_what_layers_do_not_count_cannot_be_frozen():
     with pytest.raises(
         ConfigError, match=r"algorithm\.buffers='frozen': the net's layers keep count of nothing: leave it out"
     ):
-        build("omg", world("fedavg").task, CohortOptions(invite=2), buffers="frozen")
+        build("omg", world("fedavg").task, CohortOptions(size=2), buffers="frozen")

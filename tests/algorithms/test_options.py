@@ -11,10 +11,12 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from fedfleet.algorithms.options import AlgorithmOptions
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.config.checking import section
 from fedfleet.middleware.attacks.kinds.registry import ATTACKS
 from fedfleet.middleware.compression.codecs.registry import TRANSFORMS
+from fedfleet.tasks.options import TaskOptions
 from fedfleet.tasks.registry import TASKS
 
 FILE = Path(__file__).with_name("options.json")
@@ -34,7 +36,7 @@ def classes(kind: Any) -> Iterator[type[BaseModel]]:
 
 
 def described() -> dict[str, Any]:
-    """Return by module, class and name what an option may be, of the class that says so."""
+    """Return by module in fedfleet, class and name what an option may be, of the class that says so."""
     found: dict[str, Any] = {}
     for entry in (*ALGORITHMS.values(), *TASKS.values(), *TRANSFORMS.values(), *ATTACKS.values()):
         for kind in classes(entry.options):
@@ -43,14 +45,16 @@ def described() -> dict[str, Any]:
                 "properties", {}
             )  # the last, where a name alone may stand for it
             for name in kind.__annotations__.keys() & known.keys():
-                where = f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}.{name}"
+                where = f"{kind.__module__.partition('.')[2]}.{kind.__name__}.{name}"
                 field = kind.model_fields[name]
                 aside = PROSE if section(field.annotation, field.metadata) is None else {*PROSE, "anyOf"}  # every name
                 found[where] = {k: v for k, v in known[name].items() if k not in aside}
     return json.loads(json.dumps(found))
 
 
-def test_defaults_and_bounds_are_as_they_were():
+def test_defaults_and_bounds_are_as_they_were_and_every_part_answers_the_engine():
+    assert all(issubclass(entry.options, AlgorithmOptions) for entry in ALGORITHMS.values())
+    assert all(issubclass(entry.options, TaskOptions) for entry in TASKS.values())
     assert described() == json.loads(FILE.read_text(encoding="utf-8"))
 
 

@@ -1,4 +1,4 @@
-"""What a user can build on the engine: stored uploads, uplink transforms, inboxes, client scalars as weights, random K."""
+"""Algorithms of a user: stored uploads, uplink transforms, client inputs, client scalars as weights, random K."""
 
 import pytest
 import torch
@@ -9,18 +9,18 @@ from fedfleet.simulator.author import (
     Algorithm,
     BatchPlan,
     ByDomainMean,
-    Code,
+    CollectUploads,
+    Encoding,
     LocalWork,
     Mean,
     Message,
     Phase,
-    Store,
     T,
     Total,
     View,
     rng,
 )
-from fedfleet.simulator.block.purity import Impure
+from fedfleet.simulator.block.side_effects import Impure
 from fedfleet.simulator.fleet.availability import Bernoulli
 from fedfleet.simulator.fleet.responses import Federation
 
@@ -30,12 +30,12 @@ STEP = BatchPlan(size=1, steps=1)
 STARTS_AT = 1.0
 
 
-def algorithm(phase: Phase, server, *, inbox=None, steps=None) -> Algorithm:
+def algorithm(phase: Phase, server, *, client_input=None, steps=None) -> Algorithm:
     def round_(z, rnd):
         shared = Message(send={"z": z}, config={"lr": {"x": 0.5}})
         cohort = rnd.invite(len(PULLS))
-        mail = None if inbox is None else inbox(cohort)
-        return server(z, rnd.map_reduce(phase, shared=shared, cohort=cohort, inbox=mail, steps=steps)), {}
+        mail = None if client_input is None else client_input(cohort)
+        return server(z, rnd.map_reduce(phase, shared=shared, cohort=cohort, client_input=mail, steps=steps)), {}
 
     return Algorithm(lambda z, key, problem: z, round_, (phase,), {"global": View(lambda z: z)})
 
@@ -46,7 +46,7 @@ def w(z) -> float:
 
 @pytest.mark.parametrize("inner", ["serial", "batched"])
 def test_a_robust_server_ignores_the_outlier(inner):
-    phase = Phase(name="train", work=local_training(STEP), reduce={"z": Store()})
+    phase = Phase(name="train", work=local_training(STEP), reduce={"z": CollectUploads()})
     ends = sorted(STARTS_AT - 0.5 * (STARTS_AT - m) for m in PULLS)
     for aggregate, want in (
         (lambda s: s.median(), ends[2]),
@@ -60,17 +60,19 @@ def test_a_robust_server_ignores_the_outlier(inner):
 
 
 class Clip:
-    feedback = False
+    error_feedback = False
 
-    def code(self, send, key, shared):
-        return Code(T.map(lambda v: v.clamp(max=1.0), send), lambda rest: rest)
+    def encode(self, send, key, shared):
+        return Encoding(T.map(lambda v: v.clamp(max=1.0), send), lambda residual: residual)
 
 
 class Noise:
-    feedback = False
+    error_feedback = False
 
-    def code(self, send, key, shared):
-        return Code(T.map(lambda v: v + rng.uniform(key, (), torch.float64) * 1e-3, send), lambda rest: rest)
+    def encode(self, send, key, shared):
+        return Encoding(
+            T.map(lambda v: v + rng.uniform(key, (), torch.float64) * 1e-3, send), lambda residual: residual
+        )
 
 
 def test_uplink_transforms_change_what_arrives_of_the_difference_and_only_that():
@@ -84,12 +86,16 @@ def test_uplink_transforms_change_what_arrives_of_the_difference_and_only_that()
 
 
 def test_a_mailbox_brings_each_client_its_own():
-    def finish(shared, own, inbox, carry):
-        return Message(send={"back": {"v": inbox["v"] * 2}}), own
+    def client_final(shared, client_state, client_input, carry):
+        return Message(send={"back": {"v": client_input["v"] * 2}}), client_state
 
-    work = LocalWork(begin=lambda shared, own, inbox, key: (), stages=(), finish=finish)
+    work = LocalWork(
+        client_init=lambda shared, client_state, client_input, key: (), loops=(), client_final=client_final
+    )
     phase = Phase(name="post", work=work, reduce={"back": Total()})
-    one = algorithm(phase, lambda z, r: {"x": {"w": r["back"]["v"]}}, inbox=lambda c: {"v": c.clients.double() + 1})
+    one = algorithm(
+        phase, lambda z, r: {"x": {"w": r["back"]["v"]}}, client_input=lambda c: {"v": c.clients.double() + 1}
+    )
     (record,) = records(one, WORLD, 1, inner="batched", block_size=2)
     assert w(record.state) == 2 * (1 + 2 + 3 + 4 + 5)
     assert record.phases[0].counts["floats_down"] == 5 * (1 + 1)  # z and one float of mail each
@@ -97,10 +103,12 @@ def test_a_mailbox_brings_each_client_its_own():
 
 
 def test_clients_may_say_their_own_weight_and_domains_are_averaged_apart():
-    def finish(shared, own, inbox, carry):
-        return Message(send={"z": carry.z, "seen": carry.z}, config={"trust": (carry.z["x"]["w"] < 10).double()}), own
+    def client_final(shared, client_state, client_input, carry):
+        return Message(
+            send={"z": carry.z, "seen": carry.z}, config={"trust": (carry.z["x"]["w"] < 10).double()}
+        ), client_state
 
-    work = local_training(STEP, finish=finish)
+    work = local_training(STEP, client_final=client_final)
     phase = Phase(name="train", work=work, reduce={"z": Mean(), "seen": ByDomainMean()}, weight="trust")
     population = WORLD.population.__class__(
         WORLD.population.data, WORLD.population.indices, WORLD.population.offsets, torch.tensor([0, 7, 0, 7, 7])
@@ -135,7 +143,7 @@ def test_cohorts_with_replacement_run_a_client_once_a_copy():
 
     one = Algorithm(lambda z, key, problem: z, round_, (phase,), {"global": View(lambda z: z)})
     (record,) = records(one, WORLD, 1, inner="batched", block_size=16)
-    assert record.phases[0].counts["heard"] == 40
+    assert record.phases[0].counts["completed"] == 40
 
 
 def test_algorithms_do_not_see_each_other():
@@ -171,6 +179,6 @@ def test_a_void_attempt_leaves_nothing_in_the_model():
     }
     given = {"seed": 1, "min_responses": 2, "attempts": 20, "federation": Federation(availability=Bernoulli(0.6))}
     (record,) = records(made[anew], WORLD, 1, **given)
-    assert {"second"} < {p.phase for p in record.phases if p.attempt < record.phases[-1].attempt}  # which was void
+    assert {"second"} < {p.phase for p in record.phases if p.attempt < record.phases[-1].attempt}  # which was aborted
     with pytest.raises(Impure, match="the algorithm's round changed 'z'"):
         list(records(made[in_place], WORLD, 1, **given))

@@ -22,7 +22,7 @@ from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.driver.simulate import RoundRecord
 from fedfleet.simulator.fleet.policies import Siwer
-from fedfleet.simulator.fleet.responses import Fate
+from fedfleet.simulator.fleet.responses import Outcome
 from fedfleet.simulator.work import Batch, BatchPlan
 
 ONCE, TWO, THREE = (
@@ -37,13 +37,13 @@ SORTED = World(WHERE.task, replace(digits("classification", clients=8).populatio
 
 def run(name: str, where: World = WHERE, **options: Any) -> list[RoundRecord]:
     """3 of 5 are heard in the first exchange of a round, and 2 of the 3 in the second, if there is one."""
-    algorithm = build(name, where.task, CohortOptions(invite=5), batch_size=B, lr=LR, **options)
+    algorithm = build(name, where.task, CohortOptions(size=5), batch_size=B, lr=LR, **options)
     z = T.map(torch.Tensor.double, where.task.init(0))
     return list(records(algorithm, where, ROUNDS, z=z, policy=Siwer(low=0.55, high=0.6)))
 
 
 def heard(record: RoundRecord) -> list[list[int]]:
-    return [p.clients[p.responses.fate == Fate.HEARD].tolist() for p in record.phases]
+    return [p.clients[p.responses.outcome == Outcome.COMPLETED].tolist() for p in record.phases]
 
 
 def everything(c: int, where: World = WHERE) -> Tensor:
@@ -201,7 +201,7 @@ def test_fedas_by_hand():
 
 def test_one_client_of_fedas_trains_alone_once_it_is_aligned():
     """Its body is the server's, so that with no rate of alignment it is local training."""
-    alone = build("fedas", WHERE.task, CohortOptions(invite=1), batch_size=B, lr=LR, steps=3, align_lr=0.0)
+    alone = build("fedas", WHERE.task, CohortOptions(size=1), batch_size=B, lr=LR, steps=3, align_lr=0.0)
     one = type(WHERE)(WHERE.task, only(0))
     z = T.map(torch.Tensor.double, WHERE.task.init(0))
     p = START
@@ -226,7 +226,7 @@ def test_fedas_goes_on_where_no_client_has_anything_to_learn():
     z = T.map(torch.Tensor.double, WHERE.task.init(0))
     z = {"x": {**z["x"], "3.bias": 1e6 * (torch.arange(CLASSES) == 0).double()}}
     where = World(WHERE.task, one_client((Y == 0).nonzero()[:9, 0]))
-    (one,) = records(build("fedas", where.task, CohortOptions(invite=1), batch_size=B), where, 1, z=z)
+    (one,) = records(build("fedas", where.task, CohortOptions(size=1), batch_size=B), where, 1, z=z)
     for n in BODY:
         torch.testing.assert_close(one.state.z["x"][n], z["x"][n], rtol=1e-12, atol=0)
 

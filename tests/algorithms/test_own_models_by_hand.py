@@ -51,7 +51,7 @@ CLIENTS = 8
 
 def measured(name: str, where: World, inner: str, rounds: int, z: Any, **options: Any):
     """The state after some rounds, their records, and what clients' own models and the global one come to."""
-    algorithm = build(name, where.task, CohortOptions(invite=5), **options)
+    algorithm = build(name, where.task, CohortOptions(size=5), **options)
     measure = client_phase(("accuracy", "loss"), held_out=True, personal=algorithm.personal)
     setup = Setup.of(algorithm, where.task, where.population, inner)
     setup = replace(setup, phases={**setup.phases, measure.name: measure})
@@ -68,24 +68,24 @@ def measured(name: str, where: World, inner: str, rounds: int, z: Any, **options
     message = personal.message(at.state, max(at.index - 1, 0))
     view = algorithm.views["global"].params(at.state)
     found = evaluate_clients(
-        executor, view, where.population.size, message=message, own=states(at.memory.store, personal, message)
+        executor, view, where.population.size, message=message, client_state=states(at.memory.store, personal, message)
     )
     executor.close()
     return records, found
 
 
-def own_logits(name: str, z: Params, own: Params, rows: Any, held: Tensor) -> Tensor:
+def own_logits(name: str, z: Params, client_state: Params, rows: Any, held: Tensor) -> Tensor:
     if name == "fedbabu":
         return logits(fit({**z, **some(START, HEAD)}, rows(0, BatchPlan(size=B, epochs=2))), held)
     if name == "fedrod":
-        return logits(z, held) + features(z, held) @ own["3.weight"].T + own["3.bias"]
+        return logits(z, held) + features(z, held) @ client_state["3.weight"].T + client_state["3.bias"]
     if name == "ditto":
-        return logits(own, held)
+        return logits(client_state, held)
     if name == "peravg":
         for (batch,) in rows(0, BatchPlan(size=B, steps=1)):
             z = down(z, lambda q, r=batch: F.cross_entropy(logits(q, r), Y[r]), BODY + HEAD, 0.05)
         return logits(z, held)
-    return logits({**z, **own}, held)
+    return logits({**z, **client_state}, held)
 
 
 @pytest.mark.parametrize("inner", ["serial", "batched"])

@@ -15,14 +15,16 @@ from limits import Bowls, cohorts, law
 from scripted import BOWLS, GAMES, HEARD, HEARD_1, HEARD_2, P_GAME, SADDLE, P, Scripted, drawn, origin, scripted
 
 from fedfleet.algorithms.fedau import Counts
+from fedfleet.algorithms.fedsam import State as MoFedSam
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.participation import Correction, correcting
+from fedfleet.simulator.algorithm import layer
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.driver.state import ClientStore
 from fedfleet.simulator.fleet.availability import Bernoulli
 from fedfleet.simulator.fleet.responses import Federation
 
-ALL = CohortOptions(invite=4)
+ALL = CohortOptions(size=4)
 TWO = {"steps": 2, "lr": 0.1, "batch_size": 1}
 EVERY_KIND: dict[str, Any] = {
     "known_p": "known_p",
@@ -32,7 +34,7 @@ EVERY_KIND: dict[str, Any] = {
     "fedau, normalised": {"kind": "fedau", "normalise": True},
     "fedau, invitations": {"kind": "fedau", "count": "invitations"},
     "mifa": "mifa",
-    "mifa, heard": {"kind": "mifa", "start": "heard"},
+    "mifa, completed": {"kind": "mifa", "start": "completed"},
     "mifa, wait": {"kind": "mifa", "start": "wait"},
     "fedvarp": "fedvarp",
     "fedvarp, known p": {"kind": "fedvarp", "chances": True},
@@ -55,7 +57,7 @@ TRACES: dict[str, list[float]] = {
     "fedau": [1.095000, 1.042987, 0.989577, 0.878901, -0.121086, 0.573110],
     "fedau, K=2": [1.095000, 1.042987, 0.985708, 0.694121, 0.229149, 0.583597],
     "mifa": [1.095000, 1.185488, 1.254983, 1.024856, 0.831701, 0.690492],
-    "mifa, heard": [1.190000, 1.361950, 1.422259, 1.138596, 0.901709, 0.730970],
+    "mifa, completed": [1.190000, 1.361950, 1.422259, 1.138596, 0.901709, 0.730970],
     "mifa, wait": [1, 1, 1, 1, 0.840000, 0.702000],
     "fedvarp": [1.190000, 1.248900, 1.284477, 0.735687, 0.680376, 0.690441],
     "fedvarp, known p": [1.422222, 1.494938, 1.476956, -1.729735, 2.217466, 2.220667],
@@ -131,6 +133,22 @@ GAME_TRACES: dict[str, tuple[str, dict[str, Any], list[tuple[float, float]]]] = 
 }
 
 
+def alike(of: str, name: str, **options: Any) -> dict[str, tuple[str, dict[str, Any], list[tuple[float, float]]]]:
+    """Return the traces of one of these methods as those of another, which is the same with these options."""
+    return {
+        f"{name}: {row}": (name, {**options, **given}, trace)
+        for row, (_, given, trace) in GAME_TRACES.items()
+        if row.partition(", ")[0] == of and "weigh_models" not in given
+    }
+
+
+GAME_TRACES |= (
+    alike("local", "local_sgda_plus", snapshot_refresh="every_step")
+    | alike("local", "coda_plus", stage_iterations=10**9)
+    | alike("one", "mime", beta=0.0)  # y <- y - lr (c + g(y) - g(x)), as CDMA's second phase
+)
+
+
 @pytest.mark.quick
 def test_golden_traces_of_a_game(subtests):
     for row, (name, options, trace) in GAME_TRACES.items():
@@ -142,6 +160,52 @@ def test_golden_traces_of_a_game(subtests):
             points = [xy(z) for z in scripted(made, GAMES, heard, P_GAME, z=origin())]
             for found, expected in zip(points[::2], trace, strict=True):
                 assert found == pytest.approx(expected, abs=2e-6)
+
+
+def test_parallel_sgda_is_cdma_one_of_one_step_with_every_correction(subtests):
+    """Where the server takes CDMA's step itself, so that rounds have one exchange."""
+    for name, how in EVERY_KIND.items():
+        with subtests.test(name):
+            given = {"lr": 0.05, "correction": how}
+            made = [
+                build("parallel_sgda", GAMES.task, ALL, **given),
+                build("cdma_one", GAMES.task, ALL, steps=1, **given),
+            ]
+            scripts = [HEARD_1, [*HEARD_1, *HEARD_1]]
+            a, b = (
+                [xy(z) for z in scripted(m, GAMES, s, P_GAME, z=origin())] for m, s in zip(made, scripts, strict=True)
+            )
+            assert a == b
+            assert a[-1] != xy(origin())
+
+
+def test_mofedsam_of_whole_gradients_at_the_model_is_fedavg_with_every_correction(subtests):
+    for name, trace in TRACES.items():
+        with subtests.test(name):
+            found = bowl(EVERY_KIND.get(name, "none"), "mofedsam", share=1.0, rho=0.0)
+            assert found == pytest.approx(trace, abs=2e-6)
+
+
+def test_mofedsam_divides_by_the_steps_of_the_mean_client_where_it_is_corrected():
+    """Clients 0 and 2 take one step and two; a client with the mean number of examples, two, takes two."""
+    for correction, steps in (("none", (1 + 2 * 2) / 3), ("fedvarp", 2)):
+        made = build(
+            "mofedsam", SIZES.task, ALL, epochs=1, lr=0.1, batch_size=1, share=1.0, rho=0.0, correction=correction
+        )
+        (record,) = records(made, SIZES, 1, federation=Federation(availability=Scripted([(0, 2)])))
+        before = layer(record.state, MoFedSam).before
+        assert w(before) == pytest.approx((1 - w(made.views["global"].params(record.state))) / (0.1 * steps), abs=1e-12)
+
+
+def test_mifa_remembers_gradients_of_other_local_methods_too():
+    falling = {"steps": 2, "lr": 0.05, "batch_size": 1, "lr_schedule": {"kind": "power", "exponent": 1.0}}
+    rows = [("local_sgda", {}), ("local_sgda_plus", {"snapshot_refresh": "every_step"}), ("coda_plus", {})]
+    ends = [
+        scripted(build(name, GAMES.task, ALL, correction="mifa", **falling, **options), GAMES, HEARD_1, z=origin())[-1]
+        for name, options in rows
+    ]
+    assert xy(ends[1]) == pytest.approx(xy(ends[0]), abs=1e-12)
+    assert xy(ends[2]) == pytest.approx(xy(ends[0]), abs=1e-12)
 
 
 def counted(pattern: list[bool], cutoff: int | None) -> Iterator[float]:
@@ -221,7 +285,7 @@ def table(kind: str, share: torch.Tensor, heard_in: Any, p: torch.Tensor, start:
             x += (
                 0.0
                 if start == "wait" and waits
-                else float(mean @ y) / (float(mean[seen].sum()) if start == "heard" else 1.0)
+                else float(mean @ y) / (float(mean[seen].sum()) if start == "completed" else 1.0)
             )
         elif kind == "fedvarp":
             x += before + float(share[here] @ e / share[here].sum())
@@ -233,7 +297,7 @@ def table(kind: str, share: torch.Tensor, heard_in: Any, p: torch.Tensor, start:
 def test_differences_are_the_table_at_the_server(subtests):
     heard_in = [h for h in itertools.product(range(4), repeat=2) if h[0] < h[1]] * 3
     for weight, share in (("uniform", torch.ones(4, dtype=torch.float64)), ("num_examples", SHARE)):
-        for name in ("mifa", "mifa, heard", "mifa, wait", "fedvarp", "fedvarp, known p"):
+        for name in ("mifa", "mifa, completed", "mifa, wait", "fedvarp", "fedvarp, known p"):
             with subtests.test(f"{name}, {weight}"):
                 options = {**TWO, "batch_size": 3, "weight": weight, "correction": EVERY_KIND[name]}
                 found = [w(z) for z in scripted(build("fedavg", SIZES.task, ALL, **options), SIZES, heard_in)]
@@ -247,7 +311,7 @@ def test_what_the_server_keeps_is_the_mean_of_what_clients_keep():
     """Also with minibatches, and of samples of the clients."""
     where = digits("classification", "quantity_skew", clients=12, alpha=1.0, min_size=4, dtype=torch.float64)
     options = {"steps": 2, "batch_size": 3, "correction": "fedvarp", "weight": "num_examples"}
-    made = build("fedavg", where.task, CohortOptions(invite=5), **options)
+    made = build("fedavg", where.task, CohortOptions(size=5), **options)
     z = T.map(torch.Tensor.double, where.task.init(0))
     given = {"z": z, "federation": Federation(availability=Bernoulli(0.6)), "inner": "batched"}
     staged: dict[int, torch.Tensor] = {}
@@ -269,7 +333,7 @@ def test_what_the_server_keeps_is_the_mean_of_what_clients_keep():
 
 def test_the_mean_is_kept_in_double_precision():
     where = digits("classification", clients=12)
-    made = build("fedavg", where.task, CohortOptions(invite=5), steps=1, batch_size=4, correction="mifa")
+    made = build("fedavg", where.task, CohortOptions(size=5), steps=1, batch_size=4, correction="mifa")
     state = list(records(made, where, 1))[-1].state
     assert {leaf.dtype for leaf in T.leaves(state.memory.mean)} == {torch.float64}
     assert {leaf.dtype for leaf in T.leaves(made.views["global"].params(state))} == {torch.float32}
@@ -278,12 +342,12 @@ def test_the_mean_is_kept_in_double_precision():
 def test_all_forms_are_fedavg_where_everybody_is_heard(subtests):
     where = digits("classification", "quantity_skew", clients=6, alpha=1.0, min_size=4, dtype=torch.float64)
     z, options = T.map(torch.Tensor.double, where.task.init(0)), {"steps": 2, "batch_size": 3}
-    plain = play(build("fedavg", where.task, CohortOptions(invite=6), **options), where, 3, z=z)
+    plain = play(build("fedavg", where.task, CohortOptions(size=6), **options), where, 3, z=z)
     for name, correction in EVERY_KIND.items():
         if name == "mifa, wait":  # whose first round is for waiting
             continue
         with subtests.test(name):
-            made = build("fedavg", where.task, CohortOptions(invite=6), correction=correction, **options)
+            made = build("fedavg", where.task, CohortOptions(size=6), correction=correction, **options)
             for a, b in zip(plain, play(made, where, 3, z=z), strict=True):
                 torch.testing.assert_close(flat(a), flat(b), rtol=0, atol=1e-12)
 
@@ -361,7 +425,7 @@ def test_outages_that_clients_share_change_the_variance_and_not_the_mean():
 def test_two_of_four_invited_the_mean_is_right():
     """(1/S) sum_H v_i / p_i over uniform invitations and then who is online, v = (0, 1, 4, -1): mean 1, variance 7.0833333."""
     where = World(BOWLS.task, rows(*[[(1.0, 1.0 + v)] for v in (0.0, 1.0, 4.0, -1.0)]))  # one step of rate 1 goes to c
-    made = build("fedavg", where.task, CohortOptions(invite=2), steps=1, lr=1.0, batch_size=1, correction="known_p")
+    made = build("fedavg", where.task, CohortOptions(size=2), steps=1, lr=1.0, batch_size=1, correction="known_p")
     values = [0.0, 0.0]
     for pair in itertools.combinations(range(4), 2):
         for online in itertools.product((False, True), repeat=2):
@@ -401,7 +465,7 @@ def test_memory_takes_no_traffic():
         where = digits(task, clients=12)
         sizes = []
         for correction in ("none", "fedvarp", "mifa"):
-            made = build(name, where.task, CohortOptions(invite=5), steps=2, batch_size=4, correction=correction)
+            made = build(name, where.task, CohortOptions(size=5), steps=2, batch_size=4, correction=correction)
             (record,) = records(made, where, 1)
             sizes.append([(p.counts["bytes_up"], p.counts["bytes_down"]) for p in record.phases])
         assert sizes[0] == sizes[1] == sizes[2]
@@ -419,7 +483,7 @@ def test_invitations_are_counted_of_those_invited():
     """Two of four invited: a client answers its first, then its fourth invitation: weights 1, 1; then (1 + 3) / 2."""
     asked = [(0, 1), (0, 2), (0, 3), (0, 1), (0, 2)]
     heard = [(0, 1), (2,), (3,), (0,), (0,)]
-    made = build("fedavg", BOWLS.task, CohortOptions(invite=2), **TWO, correction=EVERY_KIND["fedau, invitations"])
+    made = build("fedavg", BOWLS.task, CohortOptions(size=2), **TWO, correction=EVERY_KIND["fedau, invitations"])
     with pytest.MonkeyPatch.context() as patch:
         script(patch, asked)
         found = [1.0, *(w(z) for z in scripted(made, BOWLS, heard))]
@@ -429,11 +493,37 @@ def test_invitations_are_counted_of_those_invited():
         assert after - x == pytest.approx(sum(v * delta[c] for c, v in of.items()) / 2, abs=1e-12)
 
 
+def test_invitations_are_counted_by_domain():
+    """Clients 0 and 1, and 2 and 3, are counted together: invitations by answers before the round, 1 where there is none."""
+    where = World(BOWLS.task, rows([(1.0, 0.0)], [(2.0, 1.0)], [(1.0, 4.0)], [(3.0, -1.0)]))
+    where.population.domain[:] = torch.tensor([0, 0, 1, 1])
+    asked, heard = [(0, 1), (1, 2), (0, 3), (2, 3), (0, 1)], [(0,), (1,), (3,), (2, 3), (0, 1)]
+    weights = [{0: 1.0}, {1: 2.0}, {3: 1.0}, {2: 2.0, 3: 2.0}, {0: 2.0, 1: 2.0}]
+    how = {"kind": "fedau", "count": "invitations", "pool": "domain"}
+    made = build("fedavg", where.task, CohortOptions(size=2), **TWO, correction=how)
+    with pytest.MonkeyPatch.context() as patch:
+        script(patch, asked)
+        found = [1.0, *(w(z) for z in scripted(made, where, heard))]
+    for x, after, of in zip(found, found[1:], weights, strict=False):
+        delta = ((1 - (1 - 0.1 * A) ** 2) * (C - x)).tolist()
+        assert after - x == pytest.approx(sum(v * delta[c] for c, v in of.items()) / 2, abs=1e-12)
+
+
+def test_rounds_that_nobody_answers_are_counted_by_domain_too():
+    how = {"kind": "fedau", "count": "invitations", "pool": "domain"}
+    made = build("fedavg", BOWLS.task, ALL, **TWO, correction=how)
+    given = {"federation": Federation(availability=Scripted(SILENT)), "skip_aborted": True}
+    tally = list(records(made, BOWLS, 3, **given))[-1].state.memory
+    assert (tally.asked.tolist(), tally.heard.tolist()) == ([12], [3])
+    x = silent(how)[1]
+    assert silent(how)[2] == pytest.approx(x + 4.0 * float((1 - (1 - 0.1 * A[0]) ** 2) * (0 - x)) / 4, abs=1e-12)
+
+
 def test_buffers_are_averaged_and_never_remembered():
     where = digits("classification", clients=6, net={"model": "cnn_bn"})
     for name in ("known_p", "fedvarp", "mifa"):
-        made = build("fedavg", where.task, CohortOptions(invite=6), steps=1, batch_size=4, correction=EVERY_KIND[name])
-        plain = build("fedavg", where.task, CohortOptions(invite=6), steps=1, batch_size=4)
+        made = build("fedavg", where.task, CohortOptions(size=6), steps=1, batch_size=4, correction=EVERY_KIND[name])
+        plain = build("fedavg", where.task, CohortOptions(size=6), steps=1, batch_size=4)
         a, b = (play(x, where, 2)[-1] for x in (made, plain))
         torch.testing.assert_close(flat(a["b"]), flat(b["b"]), rtol=1e-5, atol=1e-6)
 
@@ -445,7 +535,7 @@ SILENT = [(0, 2), (), (0,)]
 def silent(correction: Any, **options: Any) -> list[float]:
     made = build("fedavg", BOWLS.task, ALL, **TWO, correction=correction, **options)
     availability = Scripted(SILENT)
-    given = {"federation": Federation(availability=availability), "skip_void": True}
+    given = {"federation": Federation(availability=availability), "skip_aborted": True}
     return [w(z) for z in play(made, BOWLS, 3, **given)]
 
 
@@ -455,7 +545,7 @@ def test_mifa_steps_by_what_is_remembered_where_nobody_is_heard():
     first = 1 + (y0 + y2) / 4
     assert silent("mifa")[:2] == pytest.approx([first, first + (y0 + y2) / 4], abs=1e-12)
     heard = 1 + (y0 + y2) / 2
-    assert silent(EVERY_KIND["mifa, heard"])[:2] == pytest.approx([heard, heard + (y0 + y2) / 2], abs=1e-12)
+    assert silent(EVERY_KIND["mifa, completed"])[:2] == pytest.approx([heard, heard + (y0 + y2) / 2], abs=1e-12)
     assert silent(EVERY_KIND["mifa, wait"]) == [1, 1, 1]
     falling = {"lr_schedule": {"kind": "power", "exponent": 1.0}}
     assert silent("mifa", **falling)[1] == pytest.approx(first + (y0 + y2) / 4 / 2, abs=1e-12)
@@ -471,7 +561,7 @@ def test_the_others_stay_and_count_the_round():
         assert silent(EVERY_KIND[name])[2] == pytest.approx(x + 1.0 * delta / divisor, abs=1e-12)
     # client 0's second interval is of two rounds, and shows the time after
     made = build("fedavg", BOWLS.task, ALL, **TWO, correction=EVERY_KIND["fedau, invitations"])
-    given = {"federation": Federation(availability=Scripted(SILENT)), "skip_void": True}
+    given = {"federation": Federation(availability=Scripted(SILENT)), "skip_aborted": True}
     counts = list(records(made, BOWLS, 3, **given))[-1].state.memory
     assert (counts.asked.tolist(), counts.last.tolist()) == ([3] * 4, [2, -1, 0, -1])
 
@@ -494,6 +584,8 @@ def test_options_that_a_kind_does_not_have_are_refused():
         ({"kind": "known_p", "cutoff": None}, "cutoff=None is not for known_p"),
         ({"kind": "fedvarp", "cap": 9.0}, "cap=9.0 is not for fedvarp, which takes chances"),
         ({"count": "invitations"}, "count=invitations is not for none"),
+        ({"kind": "fedau", "pool": "domain"}, "pool=domain: it counts invitations"),
+        ({"kind": "fedau", "count": "invitations", "pool": "domain", "cutoff": 9}, "cutoff=9 is not for fedau"),
     ):
         with pytest.raises(ValueError, match=line):
             build("fedavg", BOWLS.task, correction=options)

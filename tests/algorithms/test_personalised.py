@@ -21,7 +21,7 @@ from fedfleet.simulator.block.batches import schedule
 from fedfleet.simulator.driver.simulate import RoundRecord
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.fleet.policies import First
-from fedfleet.simulator.fleet.responses import Fate
+from fedfleet.simulator.fleet.responses import Outcome
 from fedfleet.simulator.work import BatchPlan
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.registry import TASKS
@@ -68,27 +68,27 @@ ONCE, THREE = BatchPlan(size=B, epochs=1), BatchPlan(size=B, steps=3)
 # A client's round: (what it is sent, what it keeps, its batches) -> (what it sends, what it keeps).
 
 
-def fedper(z: Params, own: Params, rows: Rows):
-    p = fit({**z, **own}, rows(0, ONCE))
+def fedper(z: Params, client_state: Params, rows: Rows):
+    p = fit({**z, **client_state}, rows(0, ONCE))
     return some(p, BODY), some(p, HEAD)
 
 
-def lg_fedavg(z: Params, own: Params, rows: Rows):
-    p = fit({**z, **own}, rows(0, ONCE))
+def lg_fedavg(z: Params, client_state: Params, rows: Rows):
+    p = fit({**z, **client_state}, rows(0, ONCE))
     return some(p, HEAD), some(p, BODY)
 
 
-def fedrep(z: Params, own: Params, rows: Rows):
-    p = fit({**z, **own}, rows(0, THREE), HEAD)
+def fedrep(z: Params, client_state: Params, rows: Rows):
+    p = fit({**z, **client_state}, rows(0, THREE), HEAD)
     p = fit(p, rows(1, ONCE), BODY)
     return some(p, BODY), some(p, HEAD)
 
 
-def fedbabu(z: Params, own: Params, rows: Rows):
-    return some(fit({**z, **some(START, HEAD)}, rows(0, ONCE), BODY), BODY), own
+def fedbabu(z: Params, client_state: Params, rows: Rows):
+    return some(fit({**z, **some(START, HEAD)}, rows(0, ONCE), BODY), BODY), client_state
 
 
-def fedrod(z: Params, own: Params, rows: Rows):
+def fedrod(z: Params, client_state: Params, rows: Rows):
     counts = Y[torch.cat([r for (r,) in rows(0, BatchPlan(size=4096, epochs=1, shuffle=False))])].bincount(minlength=10)
     for (batch,) in rows(1, ONCE):
         with torch.no_grad():
@@ -100,28 +100,28 @@ def fedrod(z: Params, own: Params, rows: Rows):
         def residual(q: Params, batch: Tensor = batch, h: Tensor = h, common: Tensor = common) -> Tensor:
             return F.cross_entropy(common + h @ q["3.weight"].T + q["3.bias"], Y[batch])
 
-        z, own = down(z, balanced, BODY + HEAD), down(own, residual, HEAD)
-    return z, own
+        z, client_state = down(z, balanced, BODY + HEAD), down(client_state, residual, HEAD)
+    return z, client_state
 
 
-def ditto(z: Params, own: Params, rows: Rows):
+def ditto(z: Params, client_state: Params, rows: Rows):
     for (batch,) in rows(1, THREE):
 
         def near(q: Params, batch: Tensor = batch) -> Tensor:
             return F.cross_entropy(logits(q, batch), Y[batch]) + 0.25 * sum((q[n] - z[n]).square().sum() for n in q)
 
-        own = down(own, near, BODY + HEAD)
-    return fit(z, rows(0, ONCE)), own
+        client_state = down(client_state, near, BODY + HEAD)
+    return fit(z, rows(0, ONCE)), client_state
 
 
-def peravg(z: Params, own: Params, rows: Rows):
+def peravg(z: Params, client_state: Params, rows: Rows):
     for first, second in rows(0, replace(ONCE, per_step=2)):
         near = down(z, lambda q, r=first: F.cross_entropy(logits(q, r), Y[r]), BODY + HEAD, 0.05)
         at = {name: leaf.clone().requires_grad_() for name, leaf in near.items()}
         loss = F.cross_entropy(logits(at, second), Y[second]) if len(second) else 0 * at["3.bias"].sum()
         g = torch.autograd.grad(loss, [*at.values()], allow_unused=True, materialize_grads=True)
         z = {n: z[n] - LR * d for n, d in zip(at, g, strict=True)}
-    return z, own
+    return z, client_state
 
 
 BY_HAND: dict[str, tuple[Any, dict[str, Any], tuple[str, ...], tuple[str, ...]]] = {
@@ -149,12 +149,12 @@ def rows_of(
 
 def heard(record: RoundRecord) -> list[int]:
     (phase,) = record.phases
-    return phase.clients[phase.responses.fate == Fate.HEARD].tolist()
+    return phase.clients[phase.responses.outcome == Outcome.COMPLETED].tolist()
 
 
 def run(name: str, where: World = WHERE, rounds: int = ROUNDS, **more: Any) -> list[RoundRecord]:
     options = {"batch_size": B, "lr": LR, "epochs": 1, **BY_HAND[name][1], **more}
-    algorithm = build(name, where.task, CohortOptions(invite=5), **options)
+    algorithm = build(name, where.task, CohortOptions(size=5), **options)
     z = T.map(torch.Tensor.double, where.task.init(0))
     return list(records(algorithm, where, rounds, z=z, policy=First(3)))
 
@@ -197,8 +197,8 @@ def test_with_one_client_it_is_fedavg(name):
         entry.build(entry.options(**net), DataShape((1, 8, 8), 10)), digits("classification", clients=1).population
     )
     given = {"steps": 4, "batch_size": 20, "weight": "uniform", "client_optimizer": {"momentum": 0.5}}
-    plain = [r.state.z for r in records(build("fedavg", where.task, CohortOptions(invite=1), **given), where, 3)]
-    partly = list(records(build(name, where.task, CohortOptions(invite=1), **given), where, 3))
+    plain = [r.state.z for r in records(build("fedavg", where.task, CohortOptions(size=1), **given), where, 3)]
+    partly = list(records(build(name, where.task, CohortOptions(size=1), **given), where, 3))
     for whole, record in zip(plain, partly, strict=True):
         for part, tree in record.state.z.items():
             for n, leaf in tree.items():
@@ -208,7 +208,7 @@ def test_with_one_client_it_is_fedavg(name):
 
 def test_fedbn_keeps_scales_and_statistics():
     where = digits("classification", net={"model": "cnn_bn"}, clients=4)
-    (record,) = records(build("fedbn", where.task, CohortOptions(invite=4), steps=2), where, 1)
+    (record,) = records(build("fedbn", where.task, CohortOptions(size=4), steps=2), where, 1)
     assert set(record.state.z) == {"x"}
     assert not {n for n in record.state.z["x"] if n.startswith(("1.", "5."))}
     every = T.count(where.task.init(0))
@@ -269,7 +269,7 @@ def test_a_task_that_does_not_say_its_parts_is_refused(name):
     with pytest.raises(
         ConfigError, match=r"the task does not say which parts there are: use task\.name=classification"
     ):
-        ALGORITHMS[name].build(ALGORITHMS[name].options(**CASES[name][1]), task, CohortOptions(invite=2))
+        ALGORITHMS[name].build(ALGORITHMS[name].options(**CASES[name][1]), task, CohortOptions(size=2))
 
 
 def test_both_lengths_are_refused():

@@ -8,7 +8,7 @@ from harness import build, digits, flat, play
 from fedfleet.algorithms.options import CohortOptions
 
 TWO = world([(1, -2), (1, -2), (1, -2)], [(3, 4)])
-EVERYBODY = CohortOptions(invite=2)
+EVERYBODY = CohortOptions(size=2)
 
 
 @pytest.mark.parametrize("q", [0.0, 0.5, 1.0, 3.0])
@@ -28,7 +28,7 @@ def test_a_round_by_hand(q):
 
 def test_without_fairness_it_is_fedavg():
     where = digits("classification")
-    few, same = CohortOptions(invite=8), {"steps": 3, "batch_size": 7}
+    few, same = CohortOptions(size=8), {"steps": 3, "batch_size": 7}
     for a, b in zip(
         play(build("qffl", where.task, few, q=0.0, **same), where, 3, inner="batched"),
         play(build("fedavg", where.task, few, **same), where, 3, inner="batched"),

@@ -24,7 +24,7 @@ def found(kappa: float, rounds: int = 10) -> tuple[float, float]:
     task = entry.build(entry.options(model="logistic", init="zero"), DataShape((2,), 2))
     rows = torch.arange(2000)
     clients = InMemoryPopulation({"x": DATA.train.x, "y": DATA.train.y}, rows, torch.arange(5) * 500, torch.arange(4))
-    algorithm = build("omg", task, CohortOptions(invite=4), of=LOCAL, kappa=kappa, rescale="one_plus_kappa")
+    algorithm = build("omg", task, CohortOptions(size=4), of=LOCAL, kappa=kappa, rescale="one_plus_kappa")
     run = records(algorithm, World(task, clients), rounds, inner="batched")
     state: Any = list(run)[-1].state
     weight, bias = (state.z["x"][n].diff(dim=0)[0] for n in ("1.weight", "1.bias"))

@@ -17,7 +17,7 @@ from fedfleet.algorithms.robust_rules import foolsgold, geometric_median, norm_b
 from fedfleet.algorithms.wrapping import Asked, Exchange
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.arithmetic.stored import Stored
+from fedfleet.simulator.arithmetic.upload_matrix import UploadMatrix
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.fleet.policies import Siwer
 
@@ -41,7 +41,7 @@ def drawn(size: int = 11, *, models: bool = True, counts: bool = False) -> tuple
         return {"x": {"w": v[..., :4].reshape(*v.shape[:-1], 2, 2), "c": v[..., 4:]}, **buffers}
 
     cuts = [slice(0, 3), slice(3, 4), slice(4, size)]
-    kept = Stored(tuple(tree(origin + x[c]) for c in cuts), tuple(weight[c] for c in cuts))
+    kept = UploadMatrix(tuple(tree(origin + x[c]) for c in cuts), tuple(weight[c] for c in cuts))
     given = Exchange(kept, tree(origin) if models else None, torch.arange(size), KEY, Asked("train"))
     return given, x.numpy(), (weight / weight.sum()).numpy()
 
@@ -212,7 +212,7 @@ def test_foolsgold_where_all_or_nothing_is_alike():
 
 
 def remembering(**given: Any) -> Any:
-    return build("robust", WHERE.task, CohortOptions(invite=6), of=OF, rule="foolsgold", **given)
+    return build("robust", WHERE.task, CohortOptions(size=6), of=OF, rule="foolsgold", **given)
 
 
 def test_foolsgold_weighs_by_all_that_clients_have_sent(monkeypatch):
@@ -243,18 +243,18 @@ def test_histories_that_are_too_large_are_refused(monkeypatch):
 
 @pytest.mark.parametrize("given", [*(g for g, _ in RULES), {"rule": "foolsgold"}], ids=str)
 def test_a_run_is_the_same_however_clients_are_computed_and_wherever_uploads_lie(given):
-    algorithm = build("robust", WHERE.task, CohortOptions(invite=9, min_responses=6), of=OF, **given)
+    algorithm = build("robust", WHERE.task, CohortOptions(size=9, min_responses=6), of=OF, **given)
     more = {"policy": Siwer(0.7, 1.0), "min_responses": 6, "attempts": 20}
-    one = play(algorithm, WHERE, 2, filed_bytes=sys.maxsize, **more)[-1]
-    assert torch.equal(flat(one), flat(play(algorithm, WHERE, 2, filed_bytes=0, **more)[-1]))
+    one = play(algorithm, WHERE, 2, spilled_bytes=sys.maxsize, **more)[-1]
+    assert torch.equal(flat(one), flat(play(algorithm, WHERE, 2, spilled_bytes=0, **more)[-1]))
     for inner in ("batched", "factored"):
         other = play(algorithm, WHERE, 2, inner=inner, **more)[-1]
         torch.testing.assert_close(flat(other), flat(one), rtol=1e-4, atol=1e-5)
 
 
 def test_the_mean_is_the_algorithm_itself():
-    inner = build("fedavg", WHERE.task, CohortOptions(invite=5), **{k: v for k, v in OF.items() if k != "name"})
-    mean = build("robust", WHERE.task, CohortOptions(invite=5), of=OF, rule="mean")
+    inner = build("fedavg", WHERE.task, CohortOptions(size=5), **{k: v for k, v in OF.items() if k != "name"})
+    mean = build("robust", WHERE.task, CohortOptions(size=5), of=OF, rule="mean")
     assert mean.name is None
     assert torch.equal(flat(play(mean, WHERE, 2)[-1]), flat(play(inner, WHERE, 2)[-1]))
 
@@ -267,16 +267,16 @@ def test_the_mean_is_the_algorithm_itself():
 )
 def test_it_is_put_on_algorithms_that_average(name, where):
     algorithm = build(
-        "robust", where.task, CohortOptions(invite=5), of={**OF, "name": name}, rule="norm_bound", bound=1e9
+        "robust", where.task, CohortOptions(size=5), of={**OF, "name": name}, rule="norm_bound", bound=1e9
     )
-    plain = build(name, where.task, CohortOptions(invite=5), steps=3, batch_size=7)
+    plain = build(name, where.task, CohortOptions(size=5), steps=3, batch_size=7)
     torch.testing.assert_close(
         flat(play(algorithm, where, 2)[-1]), flat(play(plain, where, 2)[-1]), rtol=1e-4, atol=1e-5
     )
 
 
 def test_nets_that_count_keep_counting():
-    algorithm = build("robust", BN.task, CohortOptions(invite=5), of=OF, rule="median")
+    algorithm = build("robust", BN.task, CohortOptions(size=5), of=OF, rule="median")
     z = play(algorithm, BN, 2)[-1]
     assert not torch.equal(flat(z["b"]), flat(BN.task.init(0)["b"]))
 
@@ -318,20 +318,20 @@ def test_too_few_answers_are_refused_before_the_run(given, least):
     bad = [n for n in range(1, 13) if not o.enough(n)]
     fewest = max(bad, default=0) + 1
     assert fewest == least
-    build("robust", WHERE.task, CohortOptions(invite=12, min_responses=fewest), of=OF, **given)
+    build("robust", WHERE.task, CohortOptions(size=12, min_responses=fewest), of=OF, **given)
     if bad:
         with pytest.raises(ConfigError, match=r"raise cohort\.min_responses"):
-            build("robust", WHERE.task, CohortOptions(invite=12, min_responses=max(bad)), of=OF, **given)
+            build("robust", WHERE.task, CohortOptions(size=12, min_responses=max(bad)), of=OF, **given)
 
 
 def test_to_keep_more_than_may_be_honest_is_refused():
     given = {"rule": "multi_krum", "byzantine": 0.2, "of": OF}
-    few = CohortOptions(invite=12, min_responses=10)
+    few = CohortOptions(size=12, min_responses=10)
     build("robust", WHERE.task, few, keep=10, **given)
     with pytest.raises(
         ConfigError, match=r"keep=11: of the 12 .* of 12 answers, 2 may be attackers'.*: lower it to 10"
     ):
-        build("robust", WHERE.task, CohortOptions(invite=12, min_responses=11), keep=11, **given)
+        build("robust", WHERE.task, CohortOptions(size=12, min_responses=11), keep=11, **given)
     build("robust", WHERE.task, few, keep=4, bucket=2, **given)
     with pytest.raises(ConfigError, match=r"keep=5: of the 6 updates .* lower it to 4"):
         build("robust", WHERE.task, few, keep=5, bucket=2, **given)
@@ -340,7 +340,7 @@ def test_to_keep_more_than_may_be_honest_is_refused():
 @pytest.mark.parametrize("rule", ["trimmed_mean", "krum", "multi_krum"])
 def test_a_rule_is_refused_where_half_of_the_buckets_may_have_an_attacker(rule):
     """Of 20 answers 6 may be attackers', each in one of 10 buckets."""
-    few = CohortOptions(invite=20, min_responses=20)
+    few = CohortOptions(size=20, min_responses=20)
     build("robust", WHERE.task, few, of=OF, rule=rule, bucket=2, byzantine=0.24)
     with pytest.raises(ConfigError, match=r"of 20 answers it sees 10 updates and leaves 6 out of account"):
         build("robust", WHERE.task, few, of=OF, rule=rule, bucket=2, byzantine=0.3)

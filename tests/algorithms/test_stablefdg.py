@@ -190,7 +190,7 @@ def steps(t: int, c: int, exchange: int, plan: BatchPlan):
 
 def run(where: World, name: str = "stablefdg", rounds: int = 3, policy: Any = SOME, **options: Any):
     given = {"epochs": 1, "batch_size": B, "lr": LR, "weight": "uniform", **options}
-    algorithm = build(name, where.task, CohortOptions(invite=5), **given)
+    algorithm = build(name, where.task, CohortOptions(size=5), **given)
     z = T.map(Tensor.double, where.task.init(0))
     return list(records(algorithm, where, rounds, z=z, policy=policy))
 
@@ -300,7 +300,7 @@ def test_of_a_single_client_heard_nothing_is_shared():
 def test_many_at_once_are_one_at_a_time(model):
     """Clients of very different sizes, with short batches; blocks of other sizes pad to other lengths."""
     where = world(model=model)
-    algorithm = build("stablefdg", where.task, CohortOptions(invite=6), batch_size=20, steps=2, lr=LR, **OPTIONS)
+    algorithm = build("stablefdg", where.task, CohortOptions(size=6), batch_size=20, steps=2, lr=LR, **OPTIONS)
     z = T.map(Tensor.double, where.task.init(0))
     one = play(algorithm, where, 2, z=z, block_size=1)
     for inner in ("batched", "factored"):
@@ -312,7 +312,7 @@ def test_matching_takes_the_place_of_its_mean():
     where = world()
     of = {"name": "stablefdg", "epochs": 1, "batch_size": B, "lr": LR, **OPTIONS}
     near, far = (
-        list(records(build("omg", where.task, CohortOptions(invite=5), of=of, kappa=kappa), where, 1, z=z, policy=SOME))
+        list(records(build("omg", where.task, CohortOptions(size=5), of=of, kappa=kappa), where, 1, z=z, policy=SOME))
         for kappa in (1e-9, 0.5)
         for z in [T.map(Tensor.double, where.task.init(0))]
     )
@@ -322,12 +322,12 @@ def test_matching_takes_the_place_of_its_mean():
 
 
 def test_its_parts_are_asked_for():
-    made = build("stablefdg", task(), CohortOptions(invite=2))
+    made = build("stablefdg", task(), CohortOptions(size=2))
     assert made.buffers
     assert made.minimises
     assert made.same_cohort
     assert all(phase.dated for phase in made.phases)  # styles and what is learnt of them are of their round
-    alone = build("stablefdg", task(), CohortOptions(invite=2), share=0.0)
+    alone = build("stablefdg", task(), CohortOptions(size=2), share=0.0)
     assert not alone.same_cohort
     assert not any(phase.dated for phase in alone.phases)
 
@@ -337,7 +337,7 @@ BASE: dict[str, Any] = {
     "population": {"clients": 4},
     "task": {"name": "attentive"},
     "algorithm": {"name": "stablefdg", "steps": 1},
-    "cohort": {"invite": 2},
+    "cohort": {"size": 2},
     "executor": {"kind": "local"},
 }
 

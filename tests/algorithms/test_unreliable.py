@@ -1,4 +1,4 @@
-"""What holds whatever devices do: one fate each, a clock that never goes back, an account that adds up, no trace of the unheard."""
+"""Invariants under any devices: one outcome each, a clock that never goes back, an account that adds up."""
 
 import itertools
 
@@ -13,10 +13,10 @@ from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.fleet.availability import Always, Bernoulli
-from fedfleet.simulator.fleet.devices import Alike
+from fedfleet.simulator.fleet.devices import Homogeneous
 from fedfleet.simulator.fleet.online.markov import Markov
 from fedfleet.simulator.fleet.policies import Deadline, First, Siwer, WaitAll
-from fedfleet.simulator.fleet.responses import Fate, Federation
+from fedfleet.simulator.fleet.responses import Federation, Outcome
 from fedfleet.simulator.fleet.selection import Oort, Uniform
 
 WORLDS = {task: digits(task, clients=40) for task in ("classification", "auc")}
@@ -31,7 +31,7 @@ OPTIONS = {
 def play(name, world, federation, rounds=5, **given):
     return list(
         records(
-            build(name, world.task, CohortOptions(invite=9), **OPTIONS[name][1]),
+            build(name, world.task, CohortOptions(size=9), **OPTIONS[name][1]),
             world,
             rounds,
             inner="batched",
@@ -56,7 +56,7 @@ def play(name, world, federation, rounds=5, **given):
 def test_the_account_adds_up(name, availability, policy, hazard, partial, discount, over_select, selection, seed):
     world = WORLDS[OPTIONS[name][0]]
     federation = Federation(
-        availability=availability, devices=Alike(1.0, 0.5), policy=policy, hazard=hazard, partial_work=partial
+        availability=availability, devices=Homogeneous(1.0, 0.5), policy=policy, hazard=hazard, partial_work=partial
     )
     found = play(
         name,
@@ -74,17 +74,17 @@ def test_the_account_adds_up(name, availability, policy, hazard, partial, discou
         for p in record.phases:
             assert p.started_s >= clock
             clock = p.started_s + p.responses.duration_s
-            c, fates = p.counts, p.responses.fate
-            assert len(fates) == len(p.clients) == c["invited"] == sum(c[f.name.lower()] for f in Fate)
-            assert [c[f.name.lower()] for f in Fate] == [int((fates == f).sum()) for f in Fate]
+            c, outcomes = p.counts, p.responses.outcome
+            assert len(outcomes) == len(p.clients) == c["invited"] == sum(c[f.name.lower()] for f in Outcome)
+            assert [c[f.name.lower()] for f in Outcome] == [int((outcomes == f).sum()) for f in Outcome]
             assert bool((p.responses.seconds >= 0).all())
-            assert bool((p.responses.seconds[fates == Fate.HEARD] <= p.responses.duration_s + 1e-9).all())
-            answers = c["heard"] + c["merged_stale"]  # also of a void attempt, which too few have answered
+            assert bool((p.responses.seconds[outcomes == Outcome.COMPLETED] <= p.responses.duration_s + 1e-9).all())
+            answers = c["completed"] + c["merged_stale"]  # also of an aborted attempt, which too few have answered
             if answers:
                 sent.setdefault(p.phase, (c["floats_up"] / answers, c["bytes_up"] / answers))
                 assert sent[p.phase][0] > 0
                 assert (c["floats_up"], c["bytes_up"]) == tuple(answers * size for size in sent[p.phase])
-            if c["client_steps"]:  # of a void attempt nobody computes
+            if c["client_steps"]:  # of an aborted attempt nobody computes
                 assert c["client_steps"] >= answers
         assert record.virtual_s >= clock
         clock = record.virtual_s
@@ -100,12 +100,14 @@ def test_the_account_adds_up(name, availability, policy, hazard, partial, discou
 )
 def test_who_is_neither_heard_nor_stale_leaves_no_trace(name, discount, selection):
     world = WORLDS[OPTIONS[name][0]]
-    federation = Federation(availability=Bernoulli(0.7), devices=Alike(1.0, 1.0), policy=Siwer(0.3, 0.6), hazard=0.3)
+    federation = Federation(
+        availability=Bernoulli(0.7), devices=Homogeneous(1.0, 1.0), policy=Siwer(0.3, 0.6), hazard=0.3
+    )
     given = {"stale_discount": discount, "selection": selection}
     found = play(name, world, federation, rounds=3, **given)
     used: set[int] = set()
     for p in (p for r in found for p in r.phases):
-        seen = (p.responses.fate == Fate.HEARD) | (p.responses.fate == Fate.STALE)
+        seen = (p.responses.outcome == Outcome.COMPLETED) | (p.responses.outcome == Outcome.STALE)
         used |= set(p.clients[seen].tolist())
     unheard = sorted(set(range(world.population.size)) - used)
     assert len(unheard) > 5

@@ -40,7 +40,7 @@ from benchmarks.peers import environments, workload
 from benchmarks.peers.workload import Case
 from fedfleet.datasets.examples import Dataset, Examples
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.arithmetic.spool import Filed, Spool
+from fedfleet.simulator.arithmetic.spill import Spilled, SpillFile
 from fedfleet.simulator.executors.local import LocalExecutor
 
 TINY = Case("tiny", "logistic", (6,), clients=4, cohort=4, samples=10, epochs=3)
@@ -254,7 +254,7 @@ def test_the_rules_are_checked_against_measurement(monkeypatch, told):
 def test_cohorts_are_resolved_with_every_kind_of_device(told):
     found = told(invitations.main, "--clients 300 --cohort 100 --rounds 1")["results"]
     assert len(found) == len(invitations.AVAILABILITY) * len(invitations.DEVICES)
-    assert all(r["ms"] > 0 and 0 < r["heard_share"] < 1 for r in found)
+    assert all(r["ms"] > 0 and 0 < r["completed_share"] < 1 for r in found)
 
 
 def test_clients_on_disk_are_converted_and_read(told, capsys, tmp_path):
@@ -268,13 +268,13 @@ def test_clients_on_disk_are_converted_and_read(told, capsys, tmp_path):
 
 def test_the_server_step_is_measured_with_uploads_in_a_file_and_in_memory(told, capsys, monkeypatch):
     wrote = []
-    keep = Spool.keep
-    monkeypatch.setattr(Spool, "keep", lambda self, tree: wrote.append(keep(self, tree)) or wrote[-1])
+    keep = SpillFile.keep
+    monkeypatch.setattr(SpillFile, "keep", lambda self, tree: wrote.append(keep(self, tree)) or wrote[-1])
     options = "--clients 5 --floats 200000 --steps 2 --block-size 3 --rounds 2 --executor local"
     found = told(server_step.main, options)
     assert (found["clients"], found["steps"], list(found["ways"])) == (5, 2, ["in a file", "in memory"])
-    filed = [all(isinstance(leaf, Filed) for leaf in T.leaves(tree)) for tree in wrote]
-    assert filed[-16:] == [True] * 8 + [False] * 8  # two rounds of two blocks, at which worker and driver look
+    spilled = [all(isinstance(leaf, Spilled) for leaf in T.leaves(tree)) for tree in wrote]
+    assert spilled[-16:] == [True] * 8 + [False] * 8  # two rounds of two blocks, at which worker and driver look
     for way in found["ways"].values():
         assert way["floats"] == pytest.approx(200_000, rel=0.02)
         assert 0 < way["gram_s"] + way["search_s"] + way["combine_s"] <= 1.01 * way["step_s"] < way["round_s"]

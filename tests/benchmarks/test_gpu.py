@@ -1,4 +1,4 @@
-"""What is measured on a device runs, at a small scale, without one. Nothing is timed here."""
+"""Benchmarks of a device run at a small scale, without one. Nothing is timed here."""
 
 import json
 
@@ -134,9 +134,9 @@ def test_actors_that_share_a_device_are_measured_beside_one(capsys):
 
 def test_actors_have_equal_parts_of_a_device(monkeypatch):
     args = gpu.arguments().parse_args([])
-    assert actors.on_ray(4, args).gang.need.gpus == 0.25
+    assert actors.on_ray(4, args).pool_spec.need.gpus == 0.25
     args.device = "cpu"
-    assert actors.on_ray(4, args).gang.need.gpus == 0.0
+    assert actors.on_ray(4, args).pool_spec.need.gpus == 0.0
 
 
 def test_a_job_for_which_the_memory_is_too_small_says_so(monkeypatch):

@@ -8,8 +8,9 @@ import fedfleet
 from benchmarks import recovery
 from benchmarks.recovery import PROTOCOLS, TASKS, Run
 from fedfleet.config import shipped
-from fedfleet.experiments.trials import planned
+from fedfleet.experiments.sweep import planned
 from fedfleet.report.canvas import PALETTE
+from fedfleet.report.study_tables import Target
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -32,11 +33,16 @@ def test_a_run_is_measured_beside_the_solution(tmp_path):
     given = {"compare": None, "vary": None, "seeds": None, "availability": (config.vary or {})["availability"][2]}
     run = fedfleet.run(config, {**given, "rounds": 400, "evaluation.every": 20}, out=tmp_path / "run")
     task = recovery.problem(config)
-    found = recovery.measured(run.folder, task, ["distance"])
+    found = recovery.measured(run.folder, task, ["distance"], Target("eval/distance", True, 1.2))
     told = run.rounds["eval/distance"].dropna()
     assert found["distance"] == pytest.approx(told.iloc[-3:].mean())
     assert found["final_distance"] == pytest.approx(told.iloc[-1])
-    assert found["never_heard"] == 0.0
+    assert found["never_completed"] == 0.0
+    assert 0 < found["heard_least"] < found["heard_mean"] < 400
+    first = np.flatnonzero(told >= 1.2)[0]
+    assert found["target_rounds"] == told.index[first] + 1
+    assert 0 < found["target_bytes"] < found["bytes"]
+    assert found["target_s"] > 0
     assert 0.0 < found["gini"] < 0.5
     assert 0.5 < found["bias"] < 1.5  # CDMA-ONE ends near the saddle of those who are heard
 
@@ -52,6 +58,7 @@ def test_tables_say_who_gets_it_back(capsys, tmp_path):
             "bias": 0.5,
             "final_distance": 0.1,
         }
+        | {"gini": 0.25, "target_rounds": np.nan if method == "FedAvg" and seed else 40.0 + seed}
         | {"accuracy": (0.9 if where == "always" else level) + 0.001 * seed, "worst_class_score": 0.5}
         for method, level in levels.items()
         for where in ("always", "sine", "blocks")
@@ -63,6 +70,8 @@ def test_tables_say_who_gets_it_back(capsys, tmp_path):
     assert "R 1.00*" in shown
     assert "R 0.50*" in shown
     assert "FedVARP 1.0, MIFA 2.0, FedAvg 3.0" in shown
+    assert "0.250 (0.000)" in shown
+    assert "40 (1 of 3)" in shown
     recovery.draw(pd.DataFrame(rows), TASKS["digits"], tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert np.isnan(recovery.recovery(*[np.ones(3)] * 3))

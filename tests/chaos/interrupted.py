@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -28,7 +29,7 @@ SHORT = {
     "population": {"clients": 60},
     "task": {"name": "classification", "model": "logistic"},
     "algorithm": {"name": "scaffold", "epochs": 1, "batch_size": 7},
-    "cohort": {"invite": 12},
+    "cohort": {"size": 12},
     "executor": {"kind": "ray", "actors": 2, "cpus_per_actor": 0.5, "block_size": 3},
     "evaluation": {"every": 5},
     "checkpoint": {"every_s": 0.5},
@@ -72,8 +73,17 @@ class Run:
             start_new_session=True,
         )
 
+    def _listens(self) -> bool:
+        """Say whether its Python has begun to catch SIGINT: before, a system ends any process by it without a word."""
+        with suppress(OSError):
+            found = re.search(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{self.process.pid}/status").read_text(), re.M)
+            return found is not None and bool(int(found[1], 16) >> (signal.SIGINT - 1) & 1)
+        return True  # it is over
+
     def press(self) -> None:
-        """Send SIGINT to all that a terminal would."""
+        """Send SIGINT to all that a terminal would, once Python listens."""
+        while not self._listens() and self.process.poll() is None:
+            time.sleep(LOOK_S)
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGINT)
 
@@ -150,12 +160,12 @@ def interrupt(path: Path, out: Path, part: str, after_s: float, expected: Path |
     took_s = time.monotonic() - started
     wrong = [f"left: {command}" for command in run.left()]
     said, begun = run.said(), (out / "config.yaml").exists()
-    mend = f"interrupted: go on with `fedfleet resume {out}`\n"
+    fix = f"interrupted: go on with `fedfleet resume {out}`\n"
     if status == 0 and about not in (*LATE, "is over"):
         wrong.append("it went on")
     elif status != (0 if said == "" else PRESSED):
         wrong.append(f"status {status}: {said[-3000:]}")
-    elif said not in (("", mend) if begun else ("interrupted\n", f"interrupted: {AGAIN}\n")):
+    elif said not in (("", fix) if begun else ("interrupted\n", f"interrupted: {AGAIN}\n")):
         wrong.append(f"said: {said[-3000:]}")
     if not begun and out.exists() and any(out.iterdir()):
         wrong.append(f"a folder with {sorted(p.name for p in out.iterdir())}, which no command takes")

@@ -126,7 +126,7 @@ class Disturbed:
             return False
         node.cut()
         if seconds is not None:
-            self._in(seconds, node, node.mend)
+            self._in(seconds, node, node.fix)
         return True
 
 

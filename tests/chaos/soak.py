@@ -34,7 +34,7 @@ BASE: dict[str, Any] = {
     "evaluation": {"every": 10},
     "checkpoint": {"every_s": 1},
 }
-COHORT = {"cohort": {"invite": 12, "respond": "siwer", "attempts": 50}}
+COHORT = {"cohort": {"size": 12, "wait_for": "siwer", "attempts": 50}}
 LATE = {"cohort": {**COHORT["cohort"], "late": "keep"}, "selection": "oort"}
 
 
@@ -43,7 +43,7 @@ def _case(name: str) -> dict[str, Any]:
     task, options = ROWS[name]
     rest = {} if "buffer" in options else LATE if name in ("fedavg", "fedprox") else COHORT
     if name in INVITE:
-        rest = {"cohort": {**COHORT["cohort"], "invite": INVITE[name]}}
+        rest = {"cohort": {**COHORT["cohort"], "size": INVITE[name]}}
     return {
         "task": {"name": task, **({"model": MODEL[name]} if name in MODEL else {"model": "mlp", "hidden": [200]})},
         "algorithm": {"name": name, **options},
@@ -54,9 +54,9 @@ def _case(name: str) -> dict[str, Any]:
 
 FIRST = ("fedavg", "cdma_ada", "scaffold", "fedbuff")  # of every kind one
 CASES = {name: _case(name) for name in dict.fromkeys((*FIRST, *ROWS))}
-TABLES = ("rounds", "phases", "fates", "domains")
+TABLES = ("rounds", "phases", "outcomes", "domains")
 MODELS = ("model", "best")
-# What the fate of a driver looks like; one that is through, and on its way out, catches nothing any more.
+# What the outcome of a driver looks like; one that is through, and on its way out, catches nothing any more.
 ENDED = (130, 143, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
 START_S = 120.0  # for a process to come up, on a machine with other work
 

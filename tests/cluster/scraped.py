@@ -13,7 +13,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from fedfleet.assembly.gauges import WHAT
+from fedfleet.assembly.metrics_export import WHAT
 from tests.cluster import heads
 
 PATIENCE_S = 90.0
@@ -38,7 +38,7 @@ def main() -> int:
         and found["actors"] == ACTORS
         and found["nodes"] == 1
         and found["rounds"] >= 1
-        and 0 < found["heard_share"] <= 1
+        and 0 < found["completed_share"] <= 1
         and found["dead_actors"] == found["retried_blocks"] == 0
         and all(found[name] > 0 for name in ("rounds_per_second", "bytes_up", "bytes_down", "block_seconds"))
     )

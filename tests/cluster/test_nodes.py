@@ -63,7 +63,7 @@ def test_nodes_reach_one_another_but_for_one_that_is_frozen_or_cut_off():
         assert answers(other, one)
         other.cut()
         assert not answers(other, one)
-        other.mend()
+        other.fix()
         wait_for(lambda: answers(other, one), 20)
         assert one.processes() == {}
         third = found.bare()

@@ -1,4 +1,4 @@
-"""What docs/cluster.md says of two nodes by hand, executed on two nodes; a run whose clients have states while one is frozen."""
+"""The tutorial on two nodes, executed on two nodes; a run whose clients have states while one is frozen."""
 
 import json
 import os
@@ -22,18 +22,18 @@ ROOT = Path(__file__).resolve().parents[2]
 WHY = missing()
 pytestmark = [pytest.mark.ray, pytest.mark.own_ray, pytest.mark.skipif(WHY is not None, reason=str(WHY))]
 
-SHORT = {"rounds": 3, "population.clients": 20, "cohort.invite": 6, "executor.block_size": 2, "evaluation.every": 1}
+SHORT = {"rounds": 3, "population.clients": 20, "cohort.size": 6, "executor.block_size": 2, "evaluation.every": 1}
 STATEFUL = {
     "algorithm": {"name": "scaffold", "epochs": 1, "batch_size": 7},
     "task": {"name": "classification", "model": "mlp", "hidden": [14000]},  # whose results are added on their nodes
-    "cohort.invite": 12,
+    "cohort.size": 12,
     "executor.block_size": 1,
     "rounds": 4,
 }
 SSH = '#!/bin/sh\ncd "$HOME/../$1" && shift && exec "$@"\n'
 AUTH = "export RAY_AUTH_MODE=token;"  # which the one who types has done already
 NOTING = ROOT / "tests" / "cluster" / "noting.py"
-TABLES = ("rounds", "phases", "fates", "clients")
+TABLES = ("rounds", "phases", "outcomes", "clients")
 
 
 class Hand(NamedTuple):
@@ -72,15 +72,13 @@ def login(node: Node, folder: Path) -> Hand:
 
 def blocks() -> list[str]:
     """Return what is to be typed on the first node, the second, and the first again."""
-    section = (
-        (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8").split("## Two nodes by hand\n")[1].split("\n## ")[0]
-    )
-    return re.findall(r"^```\n(.*?)^```", section, re.M | re.S)
+    page = (ROOT / "docs" / "tutorials" / "two_nodes.md").read_text(encoding="utf-8")
+    return re.findall(r"^```\n(.*?)^```", page, re.M | re.S)
 
 
 def checkout(to: Path) -> Path:
     """Copy what a checkout has of the package, with a quickstart that is quicker."""
-    for name in ("src", "algorithms", "simulator", "tasks", "transforms", "attacks", "datasets", "configs"):
+    for name in ("src", "algorithms", "simulator", "tasks", "middleware", "datasets", "configs"):
         shutil.copytree(
             ROOT / name, to / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
         )

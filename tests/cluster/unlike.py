@@ -17,14 +17,14 @@ import yaml
 from benchmarks.cluster.nodes import OWN, Nodes, missing, nodes
 from fedfleet.datasets.disk import EXAMPLES
 from tests.cluster.test_two_nodes import checkout
-from tests.simulator.executors.test_likeness import disk
+from tests.simulator.executors.test_fingerprint import disk
 
 HERE = f"{OWN}/clients"  # of a node alone
 CONFIG = {
     "rounds": 2,
     "population": {"dataset": {"name": "disk", "path": HERE}},
     "task": {"model": "logistic"},
-    "cohort": {"invite": 4},
+    "cohort": {"size": 4},
     "algorithm": {"batch_size": 2},
     "executor": {"block_size": 2, "cpus_per_actor": 1.0, "actors": 2},
 }

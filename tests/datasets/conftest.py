@@ -1,4 +1,4 @@
-"""Where the tests find real data: $FEDFLEET_DATA, else `shared/data` beside the repository."""
+"""Folder in which the tests find real data: $FEDFLEET_DATA, else `shared/data` beside the repository."""
 
 import os
 from pathlib import Path

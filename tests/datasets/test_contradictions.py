@@ -1,4 +1,7 @@
-"""What contradicts itself, is there twice, or is in another encoding is refused; what systems leave beside files is no data."""
+"""Refusals of data that contradict themselves, are there twice, or have another encoding.
+
+Files that systems leave beside the data are no data.
+"""
 
 import copy
 import csv
@@ -176,6 +179,22 @@ def test_files_that_would_be_left_out_are_refused(tmp_path):
     refused(lambda: convert(tmp_path / "t", tmp_path / "out"), str(tmp_path / "t" / "more"), DataError)
     shutil.move(tmp_path / "t" / "more" / "1.parquet", tmp_path / "t" / "1.PARQUET")
     assert convert(tmp_path / "t", tmp_path / "out", hold_out=0.2).clients == 6
+
+
+def test_tables_of_names_that_look_alike_and_of_numbers_that_become_one_are_refused(tmp_path, subtests):
+    frame = pd.DataFrame({"client": ["ann", "bob", "cy", "di"] * 3, "a": np.arange(12.0), "y": np.arange(12) % 2})
+    rows = {
+        "client": ["ann", "ann ", "cy", "di"] * 3,
+        "a": 1.7e9 + np.arange(12.0),
+    }
+    for column, values in rows.items():
+        for layout in ("csv", "parquet"):
+            at = tmp_path / f"{column}.{layout}"
+            bad = frame.assign(**{column: values})
+            bad.to_parquet(at) if layout == "parquet" else bad.to_csv(at, index=False)
+            with subtests.test(f"{column} {layout}"):
+                call = lambda at=at, layout=layout: convert(at, tmp_path / "out", hold_out=0.3, layout=layout)  # noqa: E731
+                refused(call, f"{at}: column {column!r}", DataError)
 
 
 ENCODINGS = ("utf-16", "utf-16-le", "utf-16-be", "utf-32")

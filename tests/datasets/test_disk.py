@@ -21,6 +21,7 @@ from fedfleet.datasets.convert import convert
 from fedfleet.datasets.disk import DiskOptions, DiskPopulation
 from fedfleet.datasets.example_table import Columns
 from fedfleet.datasets.files import DataError
+from fedfleet.simulator.plain_text import as_seen
 from fedfleet.simulator.population import Summary
 from tests.datasets.layouts import on_disk
 from tests.refusals import refused
@@ -61,7 +62,8 @@ def contents(out: Path) -> dict[Any, tuple[list[Any], list[int], Any]]:
     return found
 
 
-NAMES = st.lists(st.text(max_size=6), unique=True, min_size=2, max_size=8) | st.lists(
+SEEN = st.text(max_size=6).filter(as_seen)
+NAMES = st.lists(SEEN, unique_by=as_seen, min_size=2, max_size=8) | st.lists(
     st.integers(-(2**63), 2**63 - 1), unique=True, min_size=2, max_size=8
 )
 
@@ -69,7 +71,7 @@ NAMES = st.lists(st.text(max_size=6), unique=True, min_size=2, max_size=8) | st.
 @FRESH
 @given(
     data=st.data(), names=NAMES,
-    domains=st.none() | st.lists(st.text(max_size=4) | st.text(max_size=2), min_size=1, max_size=3, unique=True),
+    domains=st.none() | st.lists(SEEN, min_size=1, max_size=3, unique_by=as_seen),
     width=st.integers(1, 3), row_group=st.integers(1, 9), batch=st.integers(1, 9),
     style=st.sampled_from(["fixed", "lists", "columns", "tensor"]), files=st.integers(1, 3),
 )  # fmt: skip

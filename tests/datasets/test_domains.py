@@ -1,4 +1,4 @@
-"""Which clients make up a domain, and how one of a domain is drawn."""
+"""Domains: which clients make up one, and how a client of a domain is drawn."""
 
 import math
 

@@ -36,8 +36,8 @@ def write(path: Path, data: bytes) -> Path:
 def faulty(path: Path, call: Callable[[], object], *says: str) -> str:
     """Check that a file is refused in one line that names it and says how to mend it."""
     line = refused(call, "", DataError)
-    mend = "delete it and let it download again, or copy the original file from"
-    assert [part for part in (str(path), mend, *says) if part not in line] == [], line
+    fix = "delete it and let it download again, or copy the original file from"
+    assert [part for part in (str(path), fix, *says) if part not in line] == [], line
     return line
 
 

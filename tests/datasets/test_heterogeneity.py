@@ -1,4 +1,4 @@
-"""How far clients of several domains mix: `heterogeneity` of by_domain."""
+"""The option `heterogeneity` of by_domain: how far clients of several domains mix."""
 
 import math
 import time
@@ -164,7 +164,7 @@ def test_algorithms_that_weigh_domains_need_clients_that_are_at_home_somewhere()
     given = {
         "population": {"dataset": {"name": "digits", "label_domains": True}, "clients": 20},
         "task": {"name": "classification", "model": "logistic"}, "algorithm": {"name": "afl", "batch_size": 8},
-        "executor": {"kind": "local"}, "cohort": {"invite": 4},
+        "executor": {"kind": "local"}, "cohort": {"size": 4},
     }  # fmt: skip
     mixed = {"population.partition": {"kind": "by_domain", "heterogeneity": 0.5}}
     domains = Experiment(schema.load(given, mixed)).problem.domains

@@ -65,7 +65,7 @@ def test_a_folder_a_class_grey_and_another_folder_to_test_on(cameras: Path):
 
 
 def test_a_run_learns_from_folders(cameras: Path, tmp_path: Path):
-    config = {"rounds": 2, "task": {"model": "logistic"}, "algorithm": {"batch_size": 2}, "cohort": {"invite": 2}}
+    config = {"rounds": 2, "task": {"model": "logistic"}, "algorithm": {"batch_size": 2}, "cohort": {"size": 2}}
     run = fedfleet.run(config, {"executor.kind": "local"}, data=from_image_folder(cameras), out=tmp_path / "run")
     assert 0 <= run.summary["final"]["eval/accuracy"] <= 1
 

@@ -1,4 +1,4 @@
-"""What clients, classes and features are called is kept with the data, in memory and on disk."""
+"""Names of clients, classes and features are kept with the data, in memory and on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be chosen of a data set, and Adult, from files of its layout made here."""
+"""Options of published data sets, and Adult, from files of its layout made here."""
 
 from dataclasses import replace
 from pathlib import Path

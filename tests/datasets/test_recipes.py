@@ -1,4 +1,4 @@
-"""What images are made of: resampling, blending, drawn lines, printed digits; and the cache of what was made."""
+"""Recipes of images: resampling, blending, drawn lines, printed digits; and the cache of what was made."""
 
 import math
 import sys
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFont
 from torch import Tensor
 
-from fedfleet.datasets import glyphs, made
+from fedfleet.datasets import cached_arrays, glyphs
 from fedfleet.datasets.blending import blended, package_photographs, patches, silhouettes
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.resampling import enlarged, rgb
@@ -211,42 +211,42 @@ def test_what_was_made_is_kept_until_what_it_is_of_changes(cache: Path, capsys: 
         calls.append(1)
         return {"x": torch.arange(len(calls))}
 
-    first = made.kept("a", {"code": "1", "file": "2"}, make)
+    first = cached_arrays.kept("a", {"code": "1", "file": "2"}, make)
     assert "fedfleet: making a, once, to keep it as " in capsys.readouterr().err
-    again = made.kept("a", {"file": "2", "code": "1"}, make)
+    again = cached_arrays.kept("a", {"file": "2", "code": "1"}, make)
     assert len(calls) == 1
     assert torch.equal(first["x"], again["x"])
     assert not capsys.readouterr().err
     (file,) = cache.iterdir()  # and nothing beside it
-    made.kept("a", {"code": "1", "file": "3"}, make)
-    made.kept("b", {"code": "1", "file": "2"}, make)
+    cached_arrays.kept("a", {"code": "1", "file": "3"}, make)
+    cached_arrays.kept("b", {"code": "1", "file": "2"}, make)
     assert len(calls) == 3
     file.write_bytes(file.read_bytes()[:-3])
-    assert len(made.kept("a", {"code": "1", "file": "2"}, make)["x"]) == 4
-    assert len(made.kept("a", {"code": "1", "file": "2"}, make)["x"]) == 4
+    assert len(cached_arrays.kept("a", {"code": "1", "file": "2"}, make)["x"]) == 4
+    assert len(cached_arrays.kept("a", {"code": "1", "file": "2"}, make)["x"]) == 4
 
 
 def test_what_cannot_be_kept_is_made_again(cache: Path):
     cache.parent.parent.mkdir()
     cache.parent.write_text("a file where the folder should be")
     for _ in range(2):
-        assert made.kept("a", {}, lambda: {"x": torch.ones(2)})["x"].sum() == 2
+        assert cached_arrays.kept("a", {}, lambda: {"x": torch.ones(2)})["x"].sum() == 2
 
 
 def test_nothing_is_kept_of_what_fails(cache: Path):
     with pytest.raises(ZeroDivisionError):
-        made.kept("a", {}, lambda: {"x": torch.ones(1 // 0)})
+        cached_arrays.kept("a", {}, lambda: {"x": torch.ones(1 // 0)})
     assert not cache.exists()
 
 
 def test_digests_follow_files_and_code(tmp_path: Path):
     path = tmp_path / "a"
-    tells(lambda: made.digest_of(path, "a site"), "a is not there", DataError)
-    tells(lambda: made.digest_of(tmp_path, "a site"), "cannot be read", DataError)
+    tells(lambda: cached_arrays.digest_of(path, "a site"), "a is not there", DataError)
+    tells(lambda: cached_arrays.digest_of(tmp_path, "a site"), "cannot be read", DataError)
     path.write_text("one")
-    one = made.digest_of(path, "a site")
+    one = cached_arrays.digest_of(path, "a site")
     path.write_text("two")
-    assert made.digest_of(path, "a site") != one
-    found = made.code([glyphs.__name__, made.__name__])
-    assert found[glyphs.__name__] == made.digest_of(Path(str(sys.modules[glyphs.__name__].__file__)), "")
-    assert (len(set(found.values())), made.versions(["pillow"]).keys()) == (2, {"pillow"})
+    assert cached_arrays.digest_of(path, "a site") != one
+    found = cached_arrays.code([glyphs.__name__, cached_arrays.__name__])
+    assert found[glyphs.__name__] == cached_arrays.digest_of(Path(str(sys.modules[glyphs.__name__].__file__)), "")
+    assert (len(set(found.values())), cached_arrays.versions(["pillow"]).keys()) == (2, {"pillow"})

@@ -19,7 +19,7 @@ import fedfleet
 from fedfleet.config.population import load_data
 from fedfleet.config.schema import load
 from fedfleet.data import DataError, from_hf
-from fedfleet.datasets import given, hugging_face, keep
+from fedfleet.datasets import hugging_face, keep, user_data
 from fedfleet.datasets.leaf import CHARACTERS
 from fedfleet.datasets.parts import split
 from tests.datasets.layouts import on_disk
@@ -338,7 +338,7 @@ def test_a_run_records_what_was_read_and_goes_on_with_the_same_alone(tmp_path: P
     images = folder(tmp_path)
     config = {
         "rounds": 1, "population": {"dataset": {"name": "image_folder", "path": str(images), "channels": 1}},
-        "task": {"model": "logistic"}, "algorithm": {"batch_size": 2}, "cohort": {"invite": 2},
+        "task": {"model": "logistic"}, "algorithm": {"batch_size": 2}, "cohort": {"size": 2},
         "executor": {"kind": "local"},
     }  # fmt: skip
     run = fedfleet.run(config, out=tmp_path / "run")
@@ -358,10 +358,13 @@ def test_a_run_records_what_was_read_and_goes_on_with_the_same_alone(tmp_path: P
 def test_clients_whose_rows_are_mixed_are_kept_together_with_their_domains(tmp_path: Path):
     of = [1, 0, 2, 1, 2, 0]
     x, y = torch.arange(12.0).view(6, 2), torch.arange(6)
-    client, domain = given.Codes(torch.tensor(of), ("a", "b", "c")), given.Codes(torch.tensor(of) // 2, ("p", "q"))
+    client, domain = (
+        user_data.Codes(torch.tensor(of), ("a", "b", "c")),
+        user_data.Codes(torch.tensor(of) // 2, ("p", "q")),
+    )
     train, test = (
-        given.Rows("x", x, y, client, domain),
-        given.Rows("t", x[:4], y[:4], None, given.Codes(y[:4] % 2, ("p", "q"))),
+        user_data.Rows("x", x, y, client, domain),
+        user_data.Rows("t", x[:4], y[:4], None, user_data.Codes(y[:4] % 2, ("p", "q"))),
     )
     assert keep.write(split(train, test), tmp_path / "out").domains == ["p", "q"]
     there = on_disk(tmp_path / "out")

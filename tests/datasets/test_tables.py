@@ -232,7 +232,7 @@ def test_a_net_learns_targets_from_disk(tmp_path):
     config = {
         "rounds": 2, "population": {"dataset": {"name": "disk", "path": str(tmp_path / "out")}},
         "task": {"name": "module", "model": "tests.tasks.own_nets:plain", "arguments": {"features": 4}, "loss": "mse"},
-        "algorithm": {"batch_size": 2, "lr": 1e-4}, "cohort": {"invite": 2}, "executor": {"kind": "local"},
+        "algorithm": {"batch_size": 2, "lr": 1e-4}, "cohort": {"size": 2}, "executor": {"kind": "local"},
     }  # fmt: skip
     run = fedfleet.run(config, out=tmp_path / "run")
     assert {"eval/mae", "eval/r2", "eval/loss"} <= run.summary["final"].keys()

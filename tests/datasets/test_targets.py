@@ -122,7 +122,7 @@ def test_configured_targets_are_checked_before_anything_is_read(subtests):
 CONFIG = {
     "rounds": 1, "population": {"clients": 4},
     "task": {"name": "module", "model": "tests.tasks.own_nets:plain", "loss": "mse"},
-    "algorithm": {"batch_size": 2, "steps": 2}, "cohort": {"invite": 2}, "executor": {"kind": "local"},
+    "algorithm": {"batch_size": 2, "steps": 2}, "cohort": {"size": 2}, "executor": {"kind": "local"},
 }  # fmt: skip
 
 
@@ -215,7 +215,7 @@ def test_scores_of_texts_are_learnt_from_each_source(tmp_path):
     named = {"name": "hf", "path": str(tmp_path / "saved"), "client": "shop", "target": "price", "hold_out": 0.5}
     named |= {"text": "a", "words": 4}
     keep.keep("hf", {name: value for name, value in named.items() if name != "name"}, tmp_path / "kept")
-    config = {**CONFIG, "rounds": 40, "population": {}, "cohort": {"invite": 2}}
+    config = {**CONFIG, "rounds": 40, "population": {}, "cohort": {"size": 2}}
     task = {"model": "tests.datasets.test_targets:Scoring"}
     for i, source in enumerate((given, named, {"name": "disk", "path": str(tmp_path / "kept")})):
         data = source if isinstance(source, FederatedDataset) else None

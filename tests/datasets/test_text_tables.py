@@ -145,7 +145,7 @@ def test_texts_that_cannot_be_read_are_refused(subtests, tmp_path_factory):
 
 def test_texts_are_learnt_from_disk(tmp_path):
     FRAME.to_parquet(tmp_path / "in.parquet")
-    config = {"rounds": 1, "algorithm": {"batch_size": 2}, "cohort": {"invite": 2}, "executor": {"kind": "local"}}
+    config = {"rounds": 1, "algorithm": {"batch_size": 2}, "cohort": {"size": 2}, "executor": {"kind": "local"}}
     for label, task in (("mood", {"model": "bag", "hidden": [4]}), (None, {"name": "language_model", "hidden": 4})):
         out = tmp_path / str(label)
         convert(tmp_path / "in.parquet", out, called=Columns(client="user", label=label, text="said"))

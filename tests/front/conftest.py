@@ -1,4 +1,4 @@
-"""What tests of the front share."""
+"""Fixtures of the front's tests."""
 
 from __future__ import annotations
 

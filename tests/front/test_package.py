@@ -1,6 +1,8 @@
 """Wheel and source distribution hold everything, and the wheel works away from the repository."""
 
+import email
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 import fedfleet
 
@@ -80,26 +83,70 @@ def test_wheel_and_source_hold_every_module_once(built):
         assert not [n for n in names if n.startswith((*(f"{folder}/" for folder in (*FOLDERS, "configs")), "tests/"))]
 
 
+def test_the_metadata_says_what_the_package_is(built):
+    (wheel,) = built.glob("fedfleet-*.whl")
+    with zipfile.ZipFile(wheel) as opened:
+        (name,) = [each for each in opened.namelist() if each.endswith(".dist-info/METADATA")]
+        said = email.message_from_bytes(opened.read(name))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert (said["Name"], said["Version"], said["License-Expression"]) == ("fedfleet", project["version"], "Apache-2.0")
+    assert said["Requires-Python"] == project["requires-python"]
+    assert said["Description-Content-Type"] == "text/markdown"
+    assert said.get_payload(decode=True).decode().strip() == (ROOT / "README.md").read_text(encoding="utf-8").strip()
+    assert set(said.get_all("Provides-Extra")) == set(project["optional-dependencies"])
+    tested = {"Operating System :: POSIX :: Linux", "Programming Language :: Python :: 3.11"}
+    assert tested <= set(said.get_all("Classifier"))
+
+
+@pytest.mark.slow
+@pytest.mark.extras("twine")
+def test_an_index_would_take_wheel_and_source(built):
+    command = [sys.executable, "-m", "twine", "check", "--strict", *map(str, built.glob("fedfleet-*.*"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.count("PASSED")) == (0, 2), done.stdout
+
+
+def test_one_version_is_told_everywhere():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cited["version"] == version
+    first = re.search(r"^## \[(.*?)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+    assert first is not None
+    assert first.groups() == (version, str(cited["date-released"]))
+    assert f"version = {{{version}}}" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
 IMPORTED = """
-import importlib, pathlib, sys
+import importlib, os, pathlib, signal, sys, types
+import asyncio, matplotlib.pyplot, multiprocessing.connection, optuna, pandas, pyarrow.parquet, ray, scipy.stats, torch, torchvision
+for module in ("fcntl", "grp", "posix", "pwd", "resource", "termios", "tty"):
+    sys.modules[module] = None
+sys.modules["msvcrt"] = types.SimpleNamespace(LK_NBLCK=2, locking=lambda descriptor, how, size: None)
+for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "getuid", "pread", "pwrite", "sched_getaffinity", "pidfd_open"):
+    delattr(os, name)
+for name in ("SIGKILL", "SIGHUP", "pthread_kill", "pthread_sigmask"):
+    delattr(signal, name)
 root = pathlib.Path(sys.argv[1])
 import fedfleet
-for room in fedfleet.ROOMS:
+for room in fedfleet.LINKED:
     assert (root / "src" / "fedfleet" / room).is_file(), f"{room} is a link"
     for path in sorted((root / room).rglob("*.py")):
         name = ".".join(("fedfleet", *path.relative_to(root).with_suffix("").parts)).removesuffix(".__init__")
         found = importlib.import_module(name)
         assert pathlib.Path(found.__file__).is_relative_to(root), found.__file__
-fedfleet.run({"rounds": 2, "population": {"clients": 20}, "executor": {"kind": "local"}}, out=root / "run")
-from fedfleet.commands.completing import REGISTRIES, _keys
-assert all([*_keys(*each.split(":"))] for registries in REGISTRIES.values() for each in registries)
+given = {"rounds": 2, "population": {"clients": 20}, "algorithm": "scaffold", "executor": {"kind": "local"}}
+fedfleet.run(given, out=root / "run")
+fedfleet.resume(root / "run", {"rounds": 3})
+from fedfleet.commands.completing import built_in
+assert "fedavg" in built_in()["algorithm"]
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("git") is None or not (ROOT / ".git").exists(), reason="this is no clone of Git's")
 def test_a_clone_without_links_is_whole_too(tmp_path):
-    """As Git makes one on Windows, where a link becomes a file of text: it is imported, runs, and makes a whole wheel."""
+    """As Git makes one on Windows, where a link becomes a file of text, and without what Windows lacks: it is imported, runs, and
+    makes a whole wheel."""
     clone = tmp_path / "clone"
     git = ["git", "clone", "--quiet", "-c", "core.symlinks=false", str(ROOT), str(clone)]
     subprocess.run(git, check=True, capture_output=True)

@@ -17,12 +17,12 @@ BASE: Overrides = {
     "algorithm": {"name": "fedavg", "steps": 2},
     "availability": {"kind": "bernoulli", "rate": 0.7},
     "devices": "lognormal",
-    "cohort": {"invite": 8, "respond": "siwer"},
+    "cohort": {"size": 8, "wait_for": "siwer"},
     "executor": {"kind": "local", "block_size": 3},
     "evaluation": {"every": 1},
 }
 AUC: Overrides = {"task": {"name": "auc", "model": "mlp", "hidden": [8]}}
-WHOLE: Overrides = {"availability": "always", "devices": "alike"}
+WHOLE: Overrides = {"availability": "always", "devices": "homogeneous"}
 BY_DOMAIN: Overrides = {
     "population.dataset": {"name": "digits", "label_domains": True},
     "population.partition": {"kind": "by_domain"},
@@ -33,7 +33,7 @@ def _algorithm(name: str) -> Overrides:
     task, options = CASES[name]
     given: Overrides = {"algorithm": {"name": name, **options}}
     if name not in ASYNCHRONOUS:
-        given["cohort"] = {"invite": INVITE.get(name, 8), "respond": "siwer" if name not in LEARN_UNLABELLED else "all"}
+        given["cohort"] = {"size": INVITE.get(name, 8), "wait_for": "siwer" if name not in LEARN_UNLABELLED else "all"}
     else:
         given["cohort"] = {}
     net: Overrides = {"model": MODEL[name]} if name in MODEL else {"model": "mlp", "hidden": [8]}
@@ -50,7 +50,7 @@ ALGORITHMS = _each("algorithm", {name: _algorithm(name) for name in CASES} | {
         **BY_DOMAIN,
         "task": {"name": "classification", "model": "logistic"},
         "algorithm": {"name": "afl", "batch_size": None, "method": "best_response", "dual": {"lr": 0.1}},
-        "cohort": {"invite": 30, "respond": "all"},
+        "cohort": {"size": 30, "wait_for": "all"},
         "availability": "always",
     },
     "afl, chi2": {
@@ -70,7 +70,7 @@ CORRECTIONS = _each("correction", {
     name: {
         "task": {"name": task, "model": "mlp", "hidden": [8]},
         "algorithm": {"name": name.partition(",")[0], **options},
-        "cohort": {"invite": 8, "respond": "all"},
+        "cohort": {"size": 8, "wait_for": "all"},
     }
     for name, (task, options) in VARIANTS.items()
 })  # fmt: skip
@@ -78,7 +78,7 @@ RULES = _each("rule", {
     rule: {
         "algorithm": {"name": "robust", "of": {"name": "fedavg", "steps": 2}, "rule": rule, **more},
         "attack": {"kind": "sign_flip", "share": 0.2},
-        "cohort": {"invite": 10, "respond": "all", "min_responses": 4, "attempts": 50},
+        "cohort": {"size": 10, "wait_for": "all", "min_responses": 4, "attempts": 50},
         **({"population.root": {"examples": 40}} if rule == "fltrust" else {}),
     }
     for rule, more in {
@@ -101,7 +101,7 @@ TASKS = _each("task", {
 POPULATIONS = _each("population", {
     "quantity skew": {"population.partition": {"kind": "quantity_skew", "alpha": 1.0}},
     "label sorted": {"population.partition": "label_sorted"},
-    "shards": {"population.partition": "shards", "population.clients": 7, "cohort": {"invite": 4, "respond": "all"}},
+    "shards": {"population.partition": "shards", "population.clients": 7, "cohort": {"size": 4, "wait_for": "all"}},
     "pathological": {"population.partition": {"kind": "pathological", "classes_per_client": 2}},
     "inner dirichlet": {"population.partition": "inner_dirichlet"},
     "synthetic": {"population.dataset": "synthetic", "population.partition": "iid", "population.clients": 1000},
@@ -116,41 +116,41 @@ FLEETS = _each("fleet", {
     "diurnal": {"availability": {"kind": "diurnal", "day_s": 10.0}},
     "by label": {"availability": {"kind": "label_correlated", "rate": 0.5, "classes": [1, 2]}},
     "by size": {"availability": "size_correlated"},
-    "poisson": {"selection": "poisson", "cohort": {"invite": 8, "respond": "all"}},
+    "poisson": {"selection": "poisson", "cohort": {"size": 8, "wait_for": "all"}},
     "by examples": {"selection": "examples"},
     "round robin": {"selection": "round_robin"},
     "power of choice": {"selection": "power_of_choice"},
     "oort": {"selection": "oort"},
     "deadline, partial work": {
         "algorithm": {"name": "fedprox", "steps": 9, "batch_size": 7},
-        "cohort": {"invite": 8, "respond": "all", "deadline_s": 0.6, "partial_work": True},
+        "cohort": {"size": 8, "wait_for": "all", "deadline_s": 0.6, "partial_work": True},
     },
-    "over-selected": {"cohort": {"invite": 4, "respond": "all", "over_select": 1.5}},
-    "failures": {"devices": {"kind": "lognormal", "failures_per_hour": 3600.0}, "cohort": {"invite": 8, "respond": "all"}},
+    "over-selected": {"cohort": {"size": 4, "wait_for": "all", "over_select": 1.5}},
+    "failures": {"devices": {"kind": "lognormal", "failures_per_hour": 3600.0}, "cohort": {"size": 8, "wait_for": "all"}},
 })  # fmt: skip
 SENT = _each("sent", {
     name: {"transforms": {"up": rows}, "algorithm": {"name": "scaffold", "steps": 2}}
     for name, rows in {
         "clip": [{"name": "clip", "norm": 0.5}],
-        "top_k": [{"name": "top_k", "share": 0.1, "feedback": True}],
+        "top_k": [{"name": "top_k", "share": 0.1, "error_feedback": True}],
         "random_k": [{"name": "random_k", "share": 0.2}],
         "qsgd": [{"name": "qsgd", "levels": 15}],
         "ternary": ["ternary"],
-        "sign": [{"name": "sign", "feedback": True}],
+        "sign": [{"name": "sign", "error_feedback": True}],
         "rotated": ["rotation", {"name": "uniform", "levels": 15}],
-        "low_rank": [{"name": "low_rank", "rank": 2, "feedback": True}],
+        "low_rank": [{"name": "low_rank", "rank": 2, "error_feedback": True}],
         "fp16": ["fp16"],
         "bf16": ["bf16"],
     }.items()
 })  # fmt: skip
 ATTACKS = _each("attack", {
-    name: {"attack": {"kind": name, "share": 0.3}, "cohort": {"invite": 8, "respond": "all"}}
+    name: {"attack": {"kind": name, "share": 0.3}, "cohort": {"size": 8, "wait_for": "all"}}
     for name in ("label_flip", "backdoor", "sign_flip", "scaled", "noise", "alie", "inner_product")
 })  # fmt: skip
 HIDDEN = _each("hidden", {
     "secagg_plus": {
         "secure_aggregation": {"protocol": "secagg_plus", "neighbours": 4, "threshold": 0.5, "execute": True},
-        "cohort": {"invite": 8, "respond": "all", "attempts": 50},
+        "cohort": {"size": 8, "wait_for": "all", "attempts": 50},
     },
     "examples, shuffled": {
         "example_privacy": {"clip_norm": 1.0, "delta": 1e-3, "noise_multiplier": 1.0, "batches": "shuffled"}

@@ -1,4 +1,4 @@
-"""How tests of the recipes read files with alternatives: blocks between ``# --- name`` and ``# ---``, all but one commented out."""
+"""Read files with alternatives: blocks between ``# --- name`` and ``# ---``, all but one commented out."""
 
 from __future__ import annotations
 

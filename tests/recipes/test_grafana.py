@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from fedfleet.assembly.gauges import WHAT
+from fedfleet.assembly.metrics_export import WHAT
 
 FILE = Path(__file__).resolve().parents[2] / "recipes" / "grafana" / "fedfleet.json"
 

@@ -1,4 +1,4 @@
-"""What the recipes give to Ray's launcher is what it takes, with each provider."""
+"""The recipes' files for Ray's launcher, which takes them with each provider."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the recipe for Slurm would run, with stubs in the place of Slurm, Ray and fedfleet; how it ends."""
+"""The recipe for Slurm, with stubs for Slurm, Ray and fedfleet: what it would run, and how it ends."""
 
 from __future__ import annotations
 
@@ -201,11 +201,9 @@ def test_a_run_that_is_there_goes_on_with_what_may_change(go: Callable[..., str]
     out = tmp_path / "out"
     keys = [*MAY_CHANGE, "checkpoint.every_s"]
     given = [f"{key}=1" for key in keys]
-    assert go("CONFIG", str(out), "cohort.invite=5", *given).startswith(
-        f"fedfleet run CONFIG cohort.invite=5 {given[0]}"
-    )
+    assert go("CONFIG", str(out), "cohort.size=5", *given).startswith(f"fedfleet run CONFIG cohort.size=5 {given[0]}")
     out.mkdir()
     (out / there).touch()
-    assert go("CONFIG", str(out), "cohort.invite=5", *given) == " ".join([f"fedfleet resume {out}", *given])
+    assert go("CONFIG", str(out), "cohort.size=5", *given) == " ".join([f"fedfleet resume {out}", *given])
     assert go("CONFIG", str(out)) == f"fedfleet resume {out}"
     assert os.access(GO, os.X_OK)

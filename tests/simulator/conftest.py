@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from fedfleet.simulator.arithmetic import rng
-from fedfleet.simulator.arithmetic.reduction import Store
+from fedfleet.simulator.arithmetic.reduction import CollectUploads
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.block import Setup, run_block
 from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.block.faults import Faults
 from fedfleet.simulator.block.task import BlockResult, BlockTask
 from fedfleet.simulator.population import InMemoryPopulation
-from fedfleet.simulator.work import BatchPlan, LocalWork, Message, Objective, Phase, Stage
+from fedfleet.simulator.work import BatchPlan, LocalLoop, LocalWork, Message, Objective, Phase
 
 
 def make_population(sizes: tuple[int, ...], features: int = 3, seed: int = 0) -> InMemoryPopulation:
@@ -53,31 +53,33 @@ class Federation:
         clients: list[int],
         *,
         step: Callable[..., Tree] | None = None,
-        finish: Callable[..., tuple[Message, Tree]] | None = None,
+        client_final: Callable[..., tuple[Message, Tree]] | None = None,
         reduce: Mapping[str, Any] | None = None,
         weight: str = "uniform",
-        own: Tree = None,
+        client_state: Tree = None,
         faults: Faults | None = None,
         captures: Captures | None = None,
-        rooms: tuple[int, ...] = (),
+        buckets: tuple[int, ...] = (),
     ) -> BlockResult:
         """Run the phase "train"; by default it takes the plan's steps with rate 0.1 and stores every final point.
 
-        ``own`` holds the states of the clients (C, ...).
+        ``client_state`` holds the states of the clients (C, ...).
         """
 
         def sgd_step(ops: Any, shared: Any, z: Tree, batch: Any, at: Any, key: Any) -> Tree:
             return ops.step("train", z, 0.1, ops.grad("train", z, batch, key)[0])
 
-        def send_point(shared: Any, own: Tree, inbox: Tree, z: Tree) -> tuple[Message, Tree]:
-            return Message(send={"z": z}), own
+        def send_point(shared: Any, client_state: Tree, client_input: Tree, z: Tree) -> tuple[Message, Tree]:
+            return Message(send={"z": z}), client_state
 
         work = LocalWork(
-            begin=lambda shared, own, inbox, key: shared["z"],
-            stages=(Stage(step=step or sgd_step, batches=self.plan),),
-            finish=finish or send_point,
+            client_init=lambda shared, client_state, client_input, key: shared["z"],
+            loops=(LocalLoop(step=step or sgd_step, batches=self.plan),),
+            client_final=client_final or send_point,
         )
-        phase = Phase(name="train", work=work, reduce={"z": Store()} if reduce is None else reduce, weight=weight)
+        phase = Phase(
+            name="train", work=work, reduce={"z": CollectUploads()} if reduce is None else reduce, weight=weight
+        )
         setup = Setup(
             population=self.population,
             phases={"train": phase},
@@ -89,7 +91,9 @@ class Federation:
         )
         ids = torch.tensor(clients)
         z = {"x": {"w": torch.zeros(self.population.data["x"].shape[1])}}
-        task = BlockTask("train", ids, torch.zeros_like(ids), rng.key(7), own=own, feedback=True, rooms=rooms)
+        task = BlockTask(
+            "train", ids, torch.zeros_like(ids), rng.key(7), client_state=client_state, feedback=True, buckets=buckets
+        )
         return run_block(setup, Message(send={"z": z}), task._replace(faults=faults or Faults()))
 
 

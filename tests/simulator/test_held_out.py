@@ -8,7 +8,7 @@ from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.block.batches import schedule, walked, work
 from fedfleet.simulator.held_out import HeldOut
 from fedfleet.simulator.population import InMemoryPopulation
-from fedfleet.simulator.work import BatchPlan, LocalWork, Message, Phase, Stage
+from fedfleet.simulator.work import BatchPlan, LocalLoop, LocalWork, Message, Phase
 
 SIZES = (2, 7, 3, 40)
 
@@ -64,8 +64,12 @@ def test_what_is_known_of_all_clients():
 
 def phase(*plans: BatchPlan) -> Phase:
     nothing = lambda *given: None  # noqa: E731
-    stages = tuple(Stage(step=nothing, batches=p) for p in plans)
-    return Phase(name="p", work=LocalWork(begin=nothing, stages=stages, finish=lambda *g: (Message(), None)), reduce={})
+    stages = tuple(LocalLoop(step=nothing, batches=p) for p in plans)
+    return Phase(
+        name="p",
+        work=LocalWork(client_init=nothing, loops=stages, client_final=lambda *g: (Message(), None)),
+        reduce={},
+    )
 
 
 def test_a_look_is_no_work_and_is_not_cut_short():

@@ -1,5 +1,6 @@
 """An interruption of this process finds a block of clients done, or not begun."""
 
+import asyncio
 import importlib
 import signal
 import sys
@@ -147,6 +148,7 @@ def test_what_looks_like_an_interruption_is_one_where_a_signal_has_come(executor
         for name, code, wanted in (
             ("sys.exit", leave, EndsProgram),
             ("a generator that ends", lambda: (_ for _ in ()).throw(GeneratorExit), EndsProgram),
+            ("what ends a task", lambda: (_ for _ in ()).throw(asyncio.CancelledError), EndsProgram),
             ("a handler of a signal", user1, SystemExit),
             ("two interruptions", twice, KeyboardInterrupt),
         ):

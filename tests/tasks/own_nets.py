@@ -131,6 +131,10 @@ def broken(classes):
     raise KeyError("width")
 
 
+def leaving(classes):
+    raise SystemExit(0)
+
+
 def unlearnt(classes):
     return nn.Sequential(nn.Flatten(), nn.ReLU())
 
@@ -202,6 +206,37 @@ class OverTheBatch(By):
         return found - found.mean(0)
 
 
+class ByTheCount(By):
+    def forward(self, x):
+        return super().forward(x) / len(x)
+
+
+class Replacing(By):
+    def forward(self, x):
+        self.layer.weight.data = self.layer.weight.data.clamp(-0.01, 0.01)
+        return super().forward(x)
+
+
+class InOneMemory(By):
+    """Two layers whose weights torch moves together, since they are one place of memory."""
+
+    def __init__(self, classes: int = 10):
+        super().__init__(classes)
+        self.last = nn.Linear(64, classes)
+        self.last.weight.data = self.layer.weight.data
+
+
+class Weighing(nn.Module):
+    """A loss that learns how much it counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, outputs, y):
+        return self.scale * (outputs[:, 0] - y).square()
+
+
 class Listed(By):
     """Takes its weight from a list, where nobody finds it."""
 
@@ -237,27 +272,27 @@ def worst(outputs, y):
 # Whole parts
 def damped(task, cohort, lr=0.1, damping=0.5):
     """FedAvg whose gradients are damped, of as many clients as the configuration says."""
-    from fedfleet.simulator.author import Algorithm, BatchPlan, LocalWork, Mean, Message, Phase, Stage, T, View
+    from fedfleet.simulator.author import Algorithm, BatchPlan, LocalLoop, LocalWork, Mean, Message, Phase, T, View
 
     def step(ops, shared, z, batch, at, key):
         return ops.step("train", z, lr, T.scale(damping, ops.grad("train", z, batch, key)[0]))
 
     work = LocalWork(
-        begin=lambda shared, own, inbox, key: shared["z"],
-        stages=(Stage(step=step, batches=BatchPlan(size=5, steps=2)),),
-        finish=lambda shared, own, inbox, z: (Message(send={"z": z}), own),
+        client_init=lambda shared, client_state, client_input, key: shared["z"],
+        loops=(LocalLoop(step=step, batches=BatchPlan(size=5, steps=2)),),
+        client_final=lambda shared, client_state, client_input, z: (Message(send={"z": z}), client_state),
     )
     phase = Phase(name="train", work=work, reduce={"z": Mean()})
 
     def round_(z, rnd):
-        answers = rnd.map_reduce(phase, shared=Message(send={"z": z}), cohort=rnd.invite(cohort.invite))
+        answers = rnd.map_reduce(phase, shared=Message(send={"z": z}), cohort=rnd.invite(cohort.size))
         return answers["z"], {}
 
     return Algorithm(lambda z, key, problem: z, round_, (phase,), {"global": View(lambda z: z)}, requires=task.parts)
 
 
 def blind(lr=0.1):
-    return damped(type("Task", (), {"parts": ("x",)}), type("Cohort", (), {"invite": 2}), lr)._replace(views={})
+    return damped(type("Task", (), {"parts": ("x",)}), type("Cohort", (), {"size": 2}), lr)._replace(views={})
 
 
 def regression(shape, width=4):

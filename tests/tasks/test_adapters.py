@@ -35,7 +35,7 @@ ADAPTERS = {"rank": 3, "alpha": 5, "targets": ["1", "3"]}
 CONFIG: dict[str, Any] = {
     "rounds": 1, "population": {"clients": 12, "partition": {"kind": "iid"}},
     "task": {"model": "mlp", "hidden": (12, 11), "adapters": {"rank": 3, "alpha": 5}},
-    "algorithm": {"lr": 1.0, "batch_size": 8, "steps": 4}, "cohort": {"invite": 4},
+    "algorithm": {"lr": 1.0, "batch_size": 8, "steps": 4}, "cohort": {"size": 4},
     "executor": {"kind": "local", "inner": "batched"},
 }  # fmt: skip
 
@@ -51,7 +51,7 @@ def where(**adapters: Any) -> World:
 
 
 def rounds_of(world: World, name: str = "fedavg", inner: str = "serial", rounds: int = 1, **options: Any) -> Any:
-    algorithm = build(name, world.task, CohortOptions(invite=5), batch_size=B, lr=LR, steps=STEPS, **options)
+    algorithm = build(name, world.task, CohortOptions(size=5), batch_size=B, lr=LR, steps=STEPS, **options)
     return algorithm, list(records(algorithm, world, rounds, inner=inner, policy=First(3)))
 
 

@@ -123,7 +123,7 @@ def test_one_client_at_a_time_is_many_at_once(name):
     world = digits("gan", "quantity_skew", net={"width": 0.0625}, alpha=1.0, min_size=8)
     options = {"steps": 2, "batch_size": 7, "lr": 0.01}
     one, many = (
-        flat(play(build(name, world.task, CohortOptions(invite=5), **options), world, 2, inner=inner)[-1])
+        flat(play(build(name, world.task, CohortOptions(size=5), **options), world, 2, inner=inner)[-1])
         for inner in ("serial", "batched")
     )
     torch.testing.assert_close(one, many, rtol=1e-4, atol=1e-5)
@@ -133,7 +133,7 @@ CONFIG = {
     "rounds": 2, "population": {"dataset": "digits", "clients": 10, "partition": {"kind": "label_sorted"}},
     "task": {"name": "gan", "width": 0.0625, "samples": 1000, "scorer": {"epochs": 3.0}},
     "algorithm": {"name": "cdma_one", "steps": 2, "batch_size": 30, "gradient_chunk": 30, "lr": 0.01},
-    "cohort.invite": 4, "executor": {"kind": "local", "block_size": 4}, "evaluation": {"every": 1},
+    "cohort.size": 4, "executor": {"kind": "local", "block_size": 4}, "evaluation": {"every": 1},
 }  # fmt: skip
 
 
@@ -262,7 +262,7 @@ def test_one_local_step_is_parallel_sgda_with_noise_that_is_shared():
     once = {"steps": 1, "batch_size": 10, "gradient_chunk": 10, "lr": 0.01, "random_steps": False}
     given = {"gradient_chunk": 10, "lr": 0.01}
     one, other = (
-        flat(play(build(name, world.task, CohortOptions(invite=5), **options), world, 2, inner="batched")[-1])
+        flat(play(build(name, world.task, CohortOptions(size=5), **options), world, 2, inner="batched")[-1])
         for name, options in (("catalyst_scaffold_s", once), ("parallel_sgda", given))
     )
     torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)

@@ -23,7 +23,7 @@ LOGITS, Y = torch.randn(90, 4, generator=G), torch.randint(0, 4, (90,), generato
 LIKELY, GUESS = LOGITS.double().softmax(1), LOGITS.argmax(1)
 CONFIG: dict[str, Any] = {
     "rounds": 2, "population": {"clients": 12}, "task": {"model": "logistic"},
-    "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 4, "steps": 3}, "cohort": {"invite": 4},
+    "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 4, "steps": 3}, "cohort": {"size": 4},
     "executor": {"kind": "local"},
 }  # fmt: skip
 MACRO = {"name": "torchmetrics:F1Score", "arguments": {"average": "macro"}, "label": "f1_macro"}

@@ -132,7 +132,7 @@ def test_a_net_mixes_after_its_first_poolings(model, blocks):
 BASE: dict[str, Any] = {
     "rounds": 2, "population": {"clients": 8, "partition": {"kind": "quantity_skew", "alpha": 1.0, "min_size": 3}},
     "task": {"name": "classification", "model": "cnn", "mixstyle": {"p": 0.7, "alpha": 0.4, "blocks": 2}},
-    "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 12, "steps": 2}, "cohort": {"invite": 4},
+    "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 12, "steps": 2}, "cohort": {"size": 4},
     "executor": {"kind": "local", "inner": "serial"},
 }  # fmt: skip
 

@@ -275,6 +275,12 @@ def test_what_cannot_be_is_refused(subtests):
          "net <lambda>: <lambda> needs 'depth': give a function that makes it, lambda: <lambda>(depth=…)"),
         ({"net": nn.ReLU()}, "net ReLU: it has no parameters to learn"),
         ({"net": nn.LazyLinear(3)}, "net LazyLinear: 'weight' has no shape yet"),
+        ({"net": lambda: nn.Sequential(nn.Linear(3, 3), nn.LazyBatchNorm1d(affine=False))},
+         "net <lambda>: '1.running_mean' has no shape yet"),
+        ({"net": torch.jit.script(nn.Linear(3, 1))}, "net RecursiveScriptModule: it is compiled by torch.jit"),
+        ({"net": own_nets.InOneMemory}, "net InOneMemory: last.weight lies in the memory of layer.weight"),
+        ({"net": own_nets.InOneMemory(10)}, "net InOneMemory: last.weight lies in the memory of layer.weight"),
+        ({"loss": own_nets.Weighing()}, "loss=Weighing: it has parameters, which no client would learn"),
     ]  # fmt: skip
     all_say(subtests, lambda given: from_module(**{"net": own_nets.plain, **given}), rows)
 

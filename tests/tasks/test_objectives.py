@@ -1,4 +1,4 @@
-"""Of every registered task: who descends and who ascends in each objective; what it says of single examples."""
+"""Objectives of every registered task: who descends and who ascends, and what they say of single examples."""
 
 import pytest
 import torch

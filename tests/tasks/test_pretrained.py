@@ -127,7 +127,7 @@ def test_statistics_travel_and_clients_side_by_side_compute_what_one_does():
     options = entry.options(steps=1, batch_size=4, lr=0.01, mu1=0.5, mu2=0.5)
     people, models = photographs(), []
     for inner in ("serial", "batched"):
-        algorithm = entry.build(options, task, CohortOptions(invite=2))
+        algorithm = entry.build(options, task, CohortOptions(size=2))
         executor = LocalExecutor(1)
         executor.start(Setup.of(algorithm, task, people, inner))
         z = T.map(torch.Tensor.double, task.init(0))

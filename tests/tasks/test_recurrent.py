@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from fedfleet.simulator.arithmetic import rng
-from fedfleet.tasks.recurrent import Cell, Recurrent
-from fedfleet.tasks.stateful import Dropout, buffers, called, learnt, prepared
+from fedfleet.tasks.recurrent import Cell
+from fedfleet.tasks.stateful import Dropout, Recurrent, buffers, called, prepared, trainable
 from tests.tasks import own_nets
 
 
@@ -57,7 +57,7 @@ def test_dropout_is_between_layers_and_draws_from_the_key():
     net = prepared(nn.Sequential(nn.LSTM(3, 50, num_layers=2, dropout=0.5, batch_first=True))).double()
     one = prepared(nn.Sequential(nn.LSTM(3, 50, num_layers=1, batch_first=True))).double()
     x, weight = drawn((4, 5, 3)), torch.ones(4)
-    p = learnt(net)
+    p = trainable(net)
     draws = [called(net, p, {}, x, weight=weight, key=rng.key(k))[0][0] for k in (1, 1, 2)]
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])
@@ -110,7 +110,7 @@ def test_a_norm_that_alone_is_in_eval_mode_goes_by_what_it_has_counted():
     net = prepared(nn.Sequential(nn.Sequential(norm), nn.BatchNorm1d(2)))
     assert set(buffers(net)) == {"1.running_mean", "1.running_var"}
     x = drawn((4, 2)).float()
-    found = called(net[0], learnt(net[0]), {}, x, weight=torch.ones(4), key=rng.key(0))[0]
+    found = called(net[0], trainable(net[0]), {}, x, weight=torch.ones(4), key=rng.key(0))[0]
     torch.testing.assert_close(found, copy.deepcopy(norm)(x), rtol=1e-5, atol=1e-5)
 
 
@@ -118,7 +118,7 @@ def test_attention_runs_for_many_as_for_one_and_is_torchs():
     net = own_nets.Attention(3)
     wanted_net = copy.deepcopy(net).eval()
     ours = prepared(net)
-    x, p = drawn((4, 2, 1, 8, 8)).float(), learnt(ours)
+    x, p = drawn((4, 2, 1, 8, 8)).float(), trainable(ours)
     each = [called(ours, p, {}, one)[0] for one in x]
     many = torch.func.vmap(lambda one: called(ours, p, {}, one)[0])(x)
     torch.testing.assert_close(many, torch.stack(each), rtol=1e-5, atol=1e-6)

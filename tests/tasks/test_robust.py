@@ -84,7 +84,7 @@ def test_gradients_are_those_of_the_formula():
 CONFIG = {
     "rounds": 4, "population": {"dataset": "digits", "clients": 20, "partition": {"kind": "label_sorted"}},
     "task": {"name": "robust", "hidden": [16]},
-    "algorithm": {"name": "cdma_one", "steps": 3, "batch_size": 10, "dual_lr": 0.5}, "cohort.invite": 6,
+    "algorithm": {"name": "cdma_one", "steps": 3, "batch_size": 10, "dual_lr": 0.5}, "cohort.size": 6,
     "executor": {"kind": "local"}, "evaluation": {"every": 2, "test_examples": 50},
 }  # fmt: skip
 

@@ -14,12 +14,12 @@ from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.driver.simulate import simulate
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.tasks.models import cnn_bn
-from fedfleet.tasks.stateful import BatchNorm, Dropout, buffers, called, learnt, prepared
+from fedfleet.tasks.stateful import BatchNorm, Dropout, buffers, called, prepared, trainable
 
 BASE = {
     "rounds": 3, "population": {"clients": 8, "partition": {"kind": "quantity_skew", "alpha": 1.0, "min_size": 5}},
     "task": {"name": "classification", "model": "cnn_bn"},
-    "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 16, "steps": 3}, "cohort": {"invite": 4},
+    "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 16, "steps": 3}, "cohort": {"size": 4},
     "executor": {"kind": "local", "inner": "batched"}, "evaluation": {"every": 3},
 }  # fmt: skip
 
@@ -36,7 +36,7 @@ def test_batch_norm_is_torchs(layer, shape):
     if layer.affine:
         nn.init.normal_(layer.weight), nn.init.normal_(layer.bias)
     net, layer = ours(layer), layer.double()
-    p, b = ({k: v.double() for k, v in each} for each in (net.named_parameters(), net.named_buffers()))
+    p, b = ({k: v.double() for k, v in each} for each in (net.named_parameters(), buffers(net).items()))
     for step in range(3):
         x = 2 + 3 * rng.normal(rng.key(step), shape, torch.float64)
         garbage = torch.full((2, *shape[1:]), 1e6, dtype=torch.float64)
@@ -81,7 +81,7 @@ def test_gradients_of_batch_norm_are_torchs():
 
 def test_dropout_draws_from_the_key_and_the_place():
     net = prepared(nn.Sequential(nn.Dropout(0.3), nn.Sequential(nn.Dropout(0.3))))
-    assert [net[0].place, net[1][0].place] == ["0", "1.0"]
+    assert [net[0]._place, net[1][0]._place] == ["0", "1.0"]
     x = torch.ones(200, 50)
     once = [called(net, {}, {}, x, weight=torch.ones(200), key=rng.key(k))[0] for k in (1, 1, 2)]
     assert torch.equal(once[0], once[1])
@@ -101,7 +101,7 @@ def test_what_cannot_be_carried_says_so():
 
 def test_fedavg_averages_statistics_with_the_weights():
     """Two rounds of two clients, whole sets as batches, against torch's own layers trained one client at a time."""
-    given = {"population.clients": 2, "cohort.invite": 2, "rounds": 2}
+    given = {"population.clients": 2, "cohort.size": 2, "rounds": 2}
     given |= {
         "algorithm.batch_size": 1000, "algorithm.steps": 2, "population.dataset": {"name": "digits", "classes": [0, 1]},
     }  # fmt: skip
@@ -219,7 +219,7 @@ def test_a_layer_under_several_names_is_left_as_it_was_and_called_with_what_is_g
     plain = Shared(makes, names, tied)
     net = prepared(copy.deepcopy(plain))
     held = {id(layer): {**layer._parameters, **layer._buffers} for layer in net.modules()}
-    p, b = {k: v + 1 for k, v in learnt(net).items()}, buffers(net)
+    p, b = {k: v + 1 for k, v in trainable(net).items()}, buffers(net)
     x = rng.normal(rng.key(0), (6, 3))
     found, _ = called(net, p, b, x, weight=torch.ones(6), key=rng.key(1))
     for layer in net.modules():

@@ -181,7 +181,7 @@ def test_a_run_is_the_same_with_more_padding(tmp_path: Path, which: str):
     y = None if foretell else [i % 2 for i in range(len(many))]
     data = from_texts(many, y, client=[i % 8 for i in range(len(many))], test=0.25, words=WORDS)
     config = {
-        "rounds": 2, "task": chosen, "algorithm": {"lr": 0.3, "batch_size": 4, "steps": 3}, "cohort": {"invite": 4},
+        "rounds": 2, "task": chosen, "algorithm": {"lr": 0.3, "batch_size": 4, "steps": 3}, "cohort": {"size": 4},
         "evaluation": {"every": 1, "per_client": True}, "executor": {"kind": "local", "inner": "batched"},
     }  # fmt: skip
     runs = [fedfleet.run(config, data=of, out=tmp_path / str(i)) for i, of in enumerate((data, widened(data, 5)))]
@@ -192,7 +192,7 @@ def test_a_run_is_the_same_with_more_padding(tmp_path: Path, which: str):
     assert len(columns) > 2
     for column in columns:
         assert runs[1].rounds[column].tolist() == pytest.approx(runs[0].rounds[column].tolist(), rel=1e-5)
-    counts = ["client_steps", "floats_up", "bytes_down", "heard"]
+    counts = ["client_steps", "floats_up", "bytes_down", "completed"]
     assert runs[0].rounds[counts].equals(runs[1].rounds[counts])
     assert set(runs[0].table("clients")) == {"round", "client", "name", "accuracy", "loss"}
     if foretell:  # of each client, every word counts alike
@@ -247,7 +247,7 @@ class Unmasked(nn.Module):
         return self.out(self.embedding(input_ids).sum(1))
 
 
-CONFIG = {"rounds": 1, "algorithm": {"batch_size": 2}, "cohort": {"invite": 2}, "executor": {"kind": "local"}}
+CONFIG = {"rounds": 1, "algorithm": {"batch_size": 2}, "cohort": {"size": 2}, "executor": {"kind": "local"}}
 NUMBERS = fedfleet.data.from_arrays(torch.zeros(20, 4), torch.arange(20) % 2, client=torch.arange(20) % 4)
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.parametrize import register_parametrization
 
 import fedfleet
 from fedfleet.simulator.arithmetic import rng
@@ -18,7 +19,7 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.block.gradient import EngineOps
 from fedfleet.simulator.work import BUFFERS, Batch
 from fedfleet.tasks import from_module
-from fedfleet.tasks.stateful import Dropout, called, prepared
+from fedfleet.tasks.stateful import called, prepared
 
 ROWS, CLIENTS = 4, 2
 
@@ -73,6 +74,98 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...] | None]] = {
     "Embedding padded at the end": (lambda: nn.Embedding(7, 3, padding_idx=-1), WORDS),
     "Embedding sparse": (lambda: nn.Embedding(7, 3, padding_idx=2, sparse=True), WORDS),
     "EmbeddingBag": (lambda: nn.EmbeddingBag(7, 3), WORDS),
+    "EmbeddingBag sparse": (lambda: nn.EmbeddingBag(7, 3, padding_idx=1, mode="sum", sparse=True), WORDS),
+    "Bilinear": (lambda: Functional(torch.randn(2, 6, 6), lambda x, w: F.bilinear(x, x, w)), ROW),
+    "Conv2d one by one": (
+        lambda: Functional(torch.randn(2, 4, 3, 3), lambda x, w: torch.stack([F.conv2d(one, w) for one in x])),
+        IMAGE,
+    ),
+}
+
+
+class Doubled(nn.Module):
+    """Twice the weight it is given."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * 2
+
+
+def first(y: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """What a layer returns, its output changed."""
+    return (change(y[0]), *y[1:]) if isinstance(y, tuple) else change(y)
+
+
+def own(layer: nn.Module) -> nn.Module:
+    """A layer of a class of somebody's own, whose forward goes on from torch's."""
+
+    class Own(type(layer)):  # pyright: ignore[reportGeneralTypeIssues, reportUntypedBaseClass]
+        def forward(self, *x: Any) -> Any:
+            return first(super().forward(*x), torch.tanh)
+
+    layer.__class__ = Own
+    return layer
+
+
+def hooked(layer: nn.Module) -> nn.Module:
+    layer.register_forward_pre_hook(lambda layer, x: (x[0] * 2, *x[1:]) if x[0].is_floating_point() else None)
+    layer.register_forward_hook(lambda layer, x, y: first(y, lambda out: out * 3))
+    return layer
+
+
+def parametrized(layer: nn.Module) -> nn.Module:
+    name = next(name for name, _ in layer.named_parameters() if "weight" in name)
+    return register_parametrization(layer, name, Doubled())
+
+
+class Stilled(nn.Module):
+    """A layer that its net puts into eval mode as it calls it."""
+
+    def __init__(self, layer: nn.Module):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Any:
+        self.layer.eval()
+        return self.layer(x)
+
+
+class Keeping(Stilled):
+    """A layer that its net leaves in eval mode when it is put into training mode."""
+
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        self.layer.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x)
+
+
+def counted(layer: nn.BatchNorm1d | nn.SyncBatchNorm) -> nn.Module:
+    """A layer that has counted something."""
+    with torch.no_grad():
+        assert layer.running_mean is not None
+        layer.running_mean.fill_(0.3)
+    return layer
+
+
+OURS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...] | None]] = {
+    "BatchNorm1d": (lambda: counted(nn.BatchNorm1d(6)), ROW),
+    "SyncBatchNorm": (lambda: counted(nn.SyncBatchNorm(6)), ROW),
+    "Dropout": (lambda: nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5)), ROW),
+    "Dropout1d": (lambda: nn.Sequential(nn.Conv1d(4, 4, 1), nn.Dropout1d(0.5)), SIGNAL),
+    "LSTM": (lambda: nn.LSTM(6, 4, 2, batch_first=True, dropout=0.5), STEPS),
+    "GRUCell": (lambda: nn.GRUCell(6, 4), ROW),
+    "Embedding": (lambda: nn.Embedding(7, 3, padding_idx=0), WORDS),
+}
+"""Layers that are computed here in another way than by torch."""
+DRAWING = ("Dropout", "Dropout1d", "LSTM")
+STILL: dict[str, Callable[[nn.Module], nn.Module]] = {"eval": nn.Module.eval, "stilled": Stilled, "kept": Keeping}
+ALIVE = {"own": own, "hooked": hooked, "parametrized": parametrized}
+WAYS = {
+    f"{name} {way}": (lambda make=make, change=change: change(make()), shape)
+    for name, (make, shape) in OURS.items()
+    for way, change in (STILL if name in DRAWING else STILL | ALIVE).items()
 }
 FORGOTTEN = {
     "F.embedding": lambda: Functional(torch.randn(7, 3), lambda x, w: F.embedding(x, w, padding_idx=0)),
@@ -91,8 +184,8 @@ class Twice(nn.Module):
     @staticmethod
     def features(layer: nn.Module, x: Tensor) -> Tensor:
         other = x.flip(1) if x.dtype == torch.int64 else x * 2 - 1
-        first, second = ((y[0] if isinstance(y, tuple) else y) for y in (layer(x), layer(other)))
-        return torch.cat([first.flatten(1), second.flatten(1)], 1)
+        one, two = ((y[0] if isinstance(y, tuple) else y) for y in (layer(x), layer(other)))
+        return torch.cat([one.flatten(1), two.flatten(1)], 1)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.features(self.layer, x))
@@ -105,9 +198,11 @@ def examples(shape: tuple[int, ...] | None, seed: int = 0) -> Tensor:
     return torch.randn(ROWS, *shape, generator=generator)
 
 
-def torchs(net: nn.Module, x: Tensor, y: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def torchs(net: Twice, x: Tensor, y: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The gradients of a net by torch alone, and its buffers after that."""
-    net = copy.deepcopy(net).train()
+    net = copy.deepcopy(net)
+    if isinstance(net.layer, Keeping):  # else it would be out of eval mode
+        net.train()
     F.cross_entropy(net(x), y).backward()
     found = {name: p.grad for name, p in net.named_parameters()}
     return {name: g.to_dense() if g.is_sparse else g for name, g in found.items() if g is not None}, dict(
@@ -117,7 +212,7 @@ def torchs(net: nn.Module, x: Tensor, y: Tensor) -> tuple[dict[str, Tensor], dic
 
 def test_every_layer_called_twice_computes_what_torch_does_for_one_client_and_for_many(subtests: pytest.Subtests):
     y = torch.tensor([0, 2, 1, 1])
-    for name, (make, shape) in LAYERS.items():
+    for name, (make, shape) in (LAYERS | WAYS).items():
         with subtests.test(name):
             torch.manual_seed(1)
             x = examples(shape)
@@ -144,27 +239,28 @@ def test_every_layer_called_twice_computes_what_torch_does_for_one_client_and_fo
 
 @pytest.mark.parametrize("name", FORGOTTEN)
 def test_a_gradient_that_is_another_for_many_is_refused_before_the_run(name: str):
-    x = torch.zeros(40, 5, dtype=torch.int64)
+    x = torch.arange(200).view(40, 5) % 6 + 1  # of which none is padding
     data = fedfleet.data.from_arrays(x, torch.arange(40) % 3, client=torch.arange(40) // 8, test=0.2)
     net = from_module(Twice(FORGOTTEN[name](), x[:ROWS]))
-    with pytest.raises(fedfleet.ConfigError, match=r"layer\.weight has another gradient.*executor\.inner=serial"):
-        fedfleet.Experiment(fedfleet.load({"executor.inner": "batched", "cohort.invite": 2}), task=net, data=data)
-    fedfleet.Experiment(fedfleet.load({"executor.inner": "serial", "cohort.invite": 2}), task=net, data=data)
+    with pytest.raises(fedfleet.ConfigError, match=r"padding_idx.*executor\.inner=serial"):
+        fedfleet.Experiment(fedfleet.load({"executor.inner": "batched", "cohort.size": 2}), task=net, data=data)
+    fedfleet.Experiment(fedfleet.load({"executor.inner": "serial", "cohort.size": 2}), task=net, data=data)
 
 
 def test_a_dropout_draws_anew_wherever_it_is_called():
-    class Thrice(nn.Module):
-        def __init__(self) -> None:
+    class Dropping(nn.Module):
+        def __init__(self, times: int) -> None:
             super().__init__()
-            self.drop = nn.Dropout(0.5)
+            self.drop, self.times = nn.Dropout(0.5), times
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.drop(self.drop(self.drop(x)))
+            for _ in range(self.times):
+                x = self.drop(x)
+            return x
 
     x, key = torch.ones(20_000, 1), rng.key(3)
-    kept = called(prepared(Thrice()), {}, {}, x, weight=torch.ones(len(x)), key=key)[0] > 0
+    once, kept = (called(prepared(Dropping(n)), {}, {}, x, weight=torch.ones(len(x)), key=key)[0] > 0 for n in (1, 3))
     assert float(kept.float().mean()) == pytest.approx(0.125, abs=0.01)
-    once = called(Dropout(0.5, "drop"), {}, {}, x, weight=torch.ones(len(x)), key=key)[0] > 0
     assert bool((once >= kept).all())  # the first mask is that of a layer called once
 
 

@@ -133,7 +133,7 @@ def test_one_number_that_is_no_mean_is_refused(f):
 
 
 def test_a_run_with_it_is_the_run_with_its_name(tmp_path):
-    config = {"rounds": 2, "population.clients": 20, "executor.kind": "local", "cohort.invite": 5}
+    config = {"rounds": 2, "population.clients": 20, "executor.kind": "local", "cohort.size": 5}
     net = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10))  # noqa: E731
     losses = {
         "name": "cross_entropy",

@@ -1,4 +1,4 @@
-"""What clients that attack do, a file a family; ``registry`` names them.
+"""Attacks by clients, a file a family; ``registry`` names them.
 
 May import: simulator.author.
 """

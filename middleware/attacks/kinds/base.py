@@ -1,4 +1,4 @@
-"""What attacks share: who attacks, and what an attack may do."""
+"""Base classes of attacks: who attacks, and what an attack may do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedfleet.simulator.author import Key, Options, Stored, Tree
+from fedfleet.simulator.author import Key, Options, Tree, UploadMatrix
 
 
 class NoAttack(Options):
@@ -47,7 +47,7 @@ class Attack(NoAttack):
         """Return what is sent in the place of a slot: path -> leaf, floats, of one client; a model's as what it moved by."""
         raise NotImplementedError
 
-    def colluded(self, uploads: Stored, theirs: Tensor, origin: Tree) -> Stored:
+    def colluded(self, uploads: UploadMatrix, theirs: Tensor, origin: Tree) -> UploadMatrix:
         """Return the uploads heard in an exchange with the attackers', a mask (S,), replaced.
 
         ``origin`` is the model that they moved from, None where differences are sent.

@@ -1,14 +1,15 @@
-"""What attackers agree on, all of them sending the same: they know what each has computed before any of it is sent.
+"""Colluding attacks: all attackers send the same, made from updates that they know before any is sent.
 
-    alie           Baruch, Baruch & Goldberg, "A little is enough: circumventing defenses for distributed learning", NeurIPS 2019,
-                   Algorithm 3: mu - z sigma in each coordinate, with the mean and the standard deviation (of m, not m - 1) of the
-                   m attackers' own updates, and z = z_max, Phi(z_max) = (n - m - s)/(n - m), s = floor(n/2 + 1) - m the clients
-                   that have to be won over, of n heard.
-    inner_product  Xie, Koyejo & Gupta, "Fall of empires: breaking Byzantine-tolerant SGD by inner product manipulation", UAI 2019,
-                   Section 4: -epsilon times the mean of the honest clients' updates.
+    alie           Baruch, Baruch & Goldberg, "A little is enough: circumventing defenses for distributed learning",
+                   NeurIPS 2019, Algorithm 3: mu - z sigma in each coordinate. mu and sigma are the mean and the
+                   standard deviation (of m, not m - 1) of the m attackers' own updates. z = z_max with
+                   Phi(z_max) = (n - m - s)/(n - m). Here n clients answer, and s = floor(n/2 + 1) - m of them have
+                   to be won over.
+    inner_product  Xie, Koyejo & Gupta, "Fall of empires: breaking Byzantine-tolerant SGD by inner product
+                   manipulation", UAI 2019, Section 4: -epsilon times the mean of the honest clients' updates.
 
-Means are of clients, whatever they weigh. In the papers all clients send in every round; here those heard in an exchange do. What
-layers count is sent as the mean of those known.
+Means are over clients, whatever their weights. In the papers all clients send in every round; here those do that
+answer in an exchange. Buffers, such as BatchNorm's statistics, are sent as the mean of the known clients' buffers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedfleet.middleware.attacks.kinds.base import Attack
-from fedfleet.simulator.author import BUFFERS, Stored, T, Tree, learnt
+from fedfleet.simulator.author import BUFFERS, T, Tree, UploadMatrix, trainable
 
 
 class _Colluding(Attack):
@@ -31,19 +32,19 @@ class _Colluding(Attack):
         """Return whose updates the attackers know, a mask (S,)."""
         return theirs if getattr(self, "knows", "attackers") == "attackers" else ~theirs
 
-    def colluded(self, uploads: Stored, theirs: Tensor, origin: Tree) -> Stored:
+    def colluded(self, uploads: UploadMatrix, theirs: Tensor, origin: Tree) -> UploadMatrix:
         """Return the uploads with the attackers' replaced; as they are where none attacks, or nobody is known."""
         known = self.known(theirs)
         if not theirs.any() or not known.any():
             return uploads
-        start = None if origin is None else learnt(origin)
-        sent = self.agreed(uploads.of(learnt), theirs, known, start)
+        start = None if origin is None else trainable(origin)
+        sent = self.agreed(uploads.of(trainable), theirs, known, start)
         if not isinstance(sent, Tensor) and BUFFERS in uploads.blocks[0]:
             mean = known.double() / known.sum()
             sent = {**sent, BUFFERS: uploads.of(lambda z: z[BUFFERS]).combine(mean)}
         return uploads.replacing(theirs, sent)
 
-    def agreed(self, uploads: Stored, theirs: Tensor, known: Tensor, origin: Tree) -> Tree:
+    def agreed(self, uploads: UploadMatrix, theirs: Tensor, known: Tensor, origin: Tree) -> Tree:
         """Return what the attackers (S,) send, of the updates of those known (S,)."""
         raise NotImplementedError
 
@@ -56,7 +57,7 @@ class Alie(_Colluding):
     knows: Literal["attackers", "honest"] = "attackers"
     """Whose mean and standard deviation: the attackers', as in the paper, or those of the honest clients heard."""
 
-    def agreed(self, uploads: Stored, theirs: Tensor, known: Tensor, origin: Tree) -> Tree:
+    def agreed(self, uploads: UploadMatrix, theirs: Tensor, known: Tensor, origin: Tree) -> Tree:
         """Return mu - z sigma."""
         z = z_max(len(theirs), int(theirs.sum())) if self.z == "auto" else self.z
 
@@ -75,7 +76,7 @@ class InnerProduct(_Colluding):
     knows: Literal["attackers", "honest"] = "honest"
     """Whose mean: that of the honest clients heard, as in the paper, or the attackers' own."""
 
-    def agreed(self, uploads: Stored, theirs: Tensor, known: Tensor, origin: Tree) -> Tree:
+    def agreed(self, uploads: UploadMatrix, theirs: Tensor, known: Tensor, origin: Tree) -> Tree:
         """Return -epsilon times the mean."""
         step = uploads.combine(-self.epsilon * known.double() / known.sum(), origin)
         return step if origin is None else T.add(origin, step)

@@ -1,12 +1,12 @@
-"""What attackers learn from in the place of their examples.
+"""Poisoning attacks: attackers train on examples other than their own.
 
-label_flip   labels y become C - 1 - y (Fang, Cao, Jia & Gong, "Local model poisoning attacks to Byzantine-robust federated
-             learning", USENIX Security 2020), or those of one class another (Tolpegin, Truex, Gursoy & Liu, "Data poisoning
-             attacks against federated learning systems", ESORICS 2020)
-backdoor     Bagdasaryan, Veit, Hua, Estrin & Shmatikov, "How to backdoor federated learning", AISTATS 2020: images with a
-             pattern get the attacker's label, and the model that was learnt replaces the server's: its update is sent gamma
-             times as long (their Eq. 3), gamma = n/eta of n clients that are averaged, one of them an attacker. The pattern,
-             pixels in a corner, is that of Gu, Dolan-Gavitt & Garg, "BadNets", 2017.
+label_flip   labels y become C - 1 - y (Fang, Cao, Jia & Gong, "Local model poisoning attacks to Byzantine-robust
+             federated learning", USENIX Security 2020), or those of one class another (Tolpegin, Truex, Gursoy & Liu,
+             "Data poisoning attacks against federated learning systems", ESORICS 2020)
+backdoor     Bagdasaryan, Veit, Hua, Estrin & Shmatikov, "How to backdoor federated learning", AISTATS 2020: images with
+             a pattern get the attacker's label, and the attacker's model replaces the server's. For that its update is
+             sent gamma times as long (their Eq. 3): gamma = n/eta, of n clients that are averaged, one of them an
+             attacker. The pattern, pixels in a corner, is that of Gu, Dolan-Gavitt & Garg, "BadNets", 2017.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What a client by itself sends in the place of its update.
+"""Update attacks: each attacker by itself sends something else than its update.
 
-    sign_flip   -scale d                     of an update d, what its model moved by (or what else it sends)
+    sign_flip   -scale d                     d is the update, how far its model moved (or what else it sends)
     scaled      factor d
-    noise       N(0, std^2), or d with that: the Gaussian attack of Blanchard, El Mhamdi, Guerraoui & Stainer, "Machine learning
-                with adversaries: Byzantine tolerant gradient descent", NIPS 2017, Section 5, whose std is 200
+    noise       N(0, std^2), or d with that: the Gaussian attack of Blanchard, El Mhamdi, Guerraoui & Stainer, "Machine
+                learning with adversaries: Byzantine tolerant gradient descent", NIPS 2017, Section 5, whose std is 200
 
-All that a phase sends is forged, in each slot apart, but for a model's buffers, whole numbers, configuration, and slots of one
-number, such as a loss or q-FedAvg's h.
+Every slot of a phase is forged, each apart. Exempt are a model's buffers, whole numbers, message scalars, and slots
+of one number, such as a loss or q-FedAvg's h.
 """
 
 from __future__ import annotations

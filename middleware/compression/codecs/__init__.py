@@ -1,4 +1,4 @@
-"""What becomes of what travels: clients' messages made smaller, a file a family; ``registry`` names them.
+"""Codecs that make clients' messages smaller, a file a family; ``registry`` names them.
 
 May import: simulator.author.
 """

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedfleet.middleware.compression.codecs.vectors import Options
-from fedfleet.simulator.author import Code, Key, Slots
+from fedfleet.simulator.author import Encoding, Key, Slots
 
 
 class Clip(Options):
@@ -30,7 +30,7 @@ class Clip(Options):
     """Whether all that is sent has one norm, or each slot, such as SCAFFOLD's changes of the model and of the control."""
 
     @property
-    def feedback(self) -> bool:
+    def error_feedback(self) -> bool:
         """Never."""
         return False
 
@@ -39,20 +39,20 @@ class Clip(Options):
         """Always: leaves are multiplied by a number."""
         return True
 
-    def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
+    def encode(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Encoding:
         """Return the message shortened, which the server shortens once more."""
         if self.by == "message":
             return clipped(send, self.norm)
-        return Code(self._each(send), self._each)
+        return Encoding(self._each(send), self._each)
 
     def _each(self, send: Slots) -> Slots:
         return {slot: shortened({slot: leaves}, self.norm)[slot] for slot, leaves in send.items()}
 
 
-def clipped(send: Slots, norm: Any, told: Mapping[str, Tensor] | None = None) -> Code:
+def clipped(send: Slots, norm: Any, told: Mapping[str, Tensor] | None = None) -> Encoding:
     """Return the message shortened, which is shortened once more if something comes after it."""
     short = shortened(send, norm)
-    return Code(short, lambda rest: rest if rest is short else shortened(rest, norm), told=told or {})
+    return Encoding(short, lambda rest: rest if rest is short else shortened(rest, norm), scalars=told or {})
 
 
 def length(send: Slots) -> Tensor:

@@ -1,4 +1,7 @@
-"""What the server sends as its difference from what clients have: ``compression/down.py`` has the memory."""
+"""The transform ``delta``: the server sends its difference from what clients have.
+
+``compression/down.py`` has the memory.
+"""
 
 from __future__ import annotations
 
@@ -11,4 +14,4 @@ class Delta(Options):
     """On the way down, the first: what comes after it is given what clients do not have yet, and what it loses is sent later
     (Gruntkowska et al. 2023)."""
 
-    feedback: ClassVar[bool] = False
+    error_feedback: ClassVar[bool] = False

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedfleet.middleware.compression.codecs.vectors import Options, Vector, by_vector
-from fedfleet.simulator.author import Code, Key, Slots
+from fedfleet.simulator.author import Encoding, Key, Slots
 
 
 class Half(Options):
@@ -20,10 +20,10 @@ class Half(Options):
 
     last: ClassVar[bool] = True
     dtype: ClassVar[torch.dtype] = torch.float16
-    feedback: bool = False
+    error_feedback: bool = False
     """Each client remembers what was lost, and adds it next time."""
 
-    def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
+    def encode(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Encoding:
         """Return the rounded numbers."""
         return by_vector(send, key, "leaf", self._vector)
 

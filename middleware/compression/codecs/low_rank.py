@@ -27,7 +27,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedfleet.middleware.compression.codecs.vectors import Options, float_bits
-from fedfleet.simulator.author import Code, Key, Slots, normals, rng
+from fedfleet.simulator.author import Encoding, Key, Slots, normals, rng
 
 
 class LowRank(Options):
@@ -39,10 +39,10 @@ class LowRank(Options):
     """Columns of either matrix, r."""
     iterations: int = Field(default=2, ge=1)
     """Steps of the power iteration: more come nearer to the best of that rank, and send nothing more."""
-    feedback: bool = False
+    error_feedback: bool = False
     """Each client remembers what was lost, and adds it next time; the paper's does."""
 
-    def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
+    def encode(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Encoding:
         """Return the products; a leaf that they would not make smaller as it is."""
         made, numbers, bits = {}, 0, 0
         for slot, leaves in send.items():
@@ -51,7 +51,7 @@ class LowRank(Options):
                 size = self._numbers(leaf)
                 made[slot][name] = leaf if size == leaf.numel() else self._product(leaf, rng.fold(key, slot, name))
                 numbers, bits = numbers + size, bits + size * float_bits(leaf)
-        return Code({}, lambda _: made, numbers, bits)
+        return Encoding({}, lambda _: made, numbers, bits)
 
     def _numbers(self, leaf: Tensor) -> int:
         """Return how many numbers are sent of a leaf."""

@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedfleet.middleware.compression.codecs.vectors import Options, Unbiased, Vector, by_vector, float_bits, width
-from fedfleet.simulator.author import Code, Key, Slots, rng
+from fedfleet.simulator.author import Encoding, Key, Slots, rng
 
 By = Literal["slot", "leaf"]
 
@@ -45,7 +45,7 @@ class Qsgd(Unbiased):
         s = self.levels
         return min(d / s**2, math.sqrt(d) / s) if self.norm == "l2" else d / (4 * s**2)
 
-    def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
+    def encode(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Encoding:
         """Return the levels."""
         return by_vector(send, key, self.by, self._vector)
 
@@ -67,7 +67,7 @@ class Ternary(Unbiased):
         """Return sqrt(d), which max|x| |x|_1 / |x|^2 may be."""
         return math.sqrt(d)
 
-    def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
+    def encode(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Encoding:
         """Return the signs that are left."""
         return by_vector(send, key, self.by, self._vector)
 
@@ -90,7 +90,7 @@ class Uniform(Unbiased):
         of_all = d / (2 * (self.levels - 1) ** 2)
         return min(of_all, (2 * math.log(d) + 2) / (self.levels - 1) ** 2) if turned else of_all
 
-    def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
+    def encode(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Encoding:
         """Return the points."""
         return by_vector(send, key, self.by, self._vector)
 
@@ -107,10 +107,10 @@ class Sign(Options):
     partial: ClassVar[bool] = True
     by: By = "slot"
     """Whether a whole slot has one mean, or each of its leaves."""
-    feedback: bool = False
+    error_feedback: bool = False
     """Each client remembers what was lost, and adds it next time; the paper's does."""
 
-    def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
+    def encode(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Encoding:
         """Return the signs."""
         return by_vector(send, key, self.by, self._vector)
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedfleet.middleware.compression.codecs.vectors import SEED_BITS, Unbiased, Vector, by_vector
-from fedfleet.simulator.author import Code, Key, Slots, rng
+from fedfleet.simulator.author import Encoding, Key, Slots, rng
 
 
 class Rotation(Unbiased):
@@ -32,7 +32,7 @@ class Rotation(Unbiased):
         """Return the next power of two."""
         return 1 << (d - 1).bit_length()
 
-    def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
+    def encode(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Encoding:
         """Return the slots turned, each as a vector whose length is a power of two."""
         return by_vector(send, key, "slot", self._vector)
 

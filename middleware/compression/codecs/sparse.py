@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedfleet.middleware.compression.codecs.vectors import SEED_BITS, Options, Vector, by_vector, width
-from fedfleet.simulator.author import Code, Key, Slots, rng
+from fedfleet.simulator.author import Encoding, Key, Slots, rng
 
 
 class Sparse(Options):
@@ -33,7 +33,7 @@ class Sparse(Options):
     """Part of each slot's floats that is sent, rounded up; this or ``k``."""
     k: int | None = Field(default=None, ge=1)
     """Floats sent of each slot; of a smaller one all."""
-    feedback: bool = False
+    error_feedback: bool = False
     """Each client remembers what was not sent, and adds it next time."""
 
     @model_validator(mode="after")
@@ -54,7 +54,7 @@ class Sparse(Options):
 class TopK(Sparse):
     """The largest coordinates, by their absolute values (Stich et al. 2018)."""
 
-    def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
+    def encode(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Encoding:
         """Return the coordinates that are sent; of equally large ones the first."""
         return by_vector(send, key, "slot", self._vector)
 
@@ -73,22 +73,22 @@ class RandomK(Sparse):
 
     @model_validator(mode="after")
     def _one_way(self) -> RandomK:
-        if self.feedback and self.unbiased:
+        if self.error_feedback and self.unbiased:
             raise ValueError(
-                "unbiased multiplies what is sent by d/k, and with feedback the error would grow: leave one of them out"
+                "unbiased multiplies what is sent by d/k, and with error_feedback the error would grow: leave one of them out"
             )
         return self
 
     @property
     def scaled(self) -> bool:
         """Whether what is sent is multiplied by d/k."""
-        return not self.feedback if self.unbiased is None else self.unbiased
+        return not self.error_feedback if self.unbiased is None else self.unbiased
 
     def error(self, d: int, *, turned: bool) -> float:
         """Return d/k - 1 where the mean is right."""
         return d / self.kept(d) - 1 if self.scaled else 0.0
 
-    def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
+    def encode(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Encoding:
         """Return the coordinates that are sent."""
         return by_vector(send, key, "slot", self._vector)
 

@@ -1,4 +1,4 @@
-"""What transforms share: options, and slots as vectors."""
+"""Shared code of transforms: their options, and slots as vectors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from fedfleet.simulator import author
-from fedfleet.simulator.author import Code, Key, Slots, rng
+from fedfleet.simulator.author import Encoding, Key, Slots, rng
 
 SEED_BITS = 64
 """What it takes to tell the other side what was drawn."""
@@ -46,31 +46,31 @@ class Unbiased(Options):
     """A transform whose mean is what it is given."""
 
     @property
-    def feedback(self) -> bool:
+    def error_feedback(self) -> bool:
         """Never."""
         return False
 
     @model_validator(mode="before")
     @classmethod
     def _no_feedback(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("feedback"):
+        if isinstance(given, dict) and given.get("error_feedback"):
             raise ValueError(
-                "feedback is for what loses a part (top_k, random_k, sign): here the mean is right without, and the error may be "
-                "larger than what is sent, so that it would grow: leave it out"
+                "error_feedback is for what loses a part (top_k, random_k, sign): here the mean is right without, and the error "
+                "may be larger than what is sent, so that it would grow: leave it out"
             )
         return given
 
 
 class Vector(NamedTuple):
-    """What is made of one vector: the rest (m,) and the way back from it, and what is sent besides, as in ``Code``."""
+    """One vector encoded: the residual (m,), the way back from it, and what is sent besides, as in ``Encoding``."""
 
-    rest: Tensor | None
-    back: Callable[[Any], Tensor]
+    residual: Tensor | None
+    decode: Callable[[Any], Tensor]
     numbers: int = 0
     bits: int = 0
 
 
-def by_vector(send: Slots, key: Key, by: Literal["slot", "leaf"], code: Callable[[Tensor, Key], Vector]) -> Code:
+def by_vector(send: Slots, key: Key, by: Literal["slot", "leaf"], code: Callable[[Tensor, Key], Vector]) -> Encoding:
     """Code each slot as one vector (n,), or each of its leaves."""
     made: dict[str, dict[str, Vector]] = {}
     for slot, leaves in send.items():
@@ -80,22 +80,26 @@ def by_vector(send: Slots, key: Key, by: Literal["slot", "leaf"], code: Callable
         else:
             made[slot] = {"": code(torch.cat([leaf.reshape(-1) for leaf in leaves.values()]), mine)}
 
-    def back(rest: Slots) -> Slots:
-        found = {}
+    def decode(residual: Slots) -> Slots:
+        result = {}
         for slot, leaves in send.items():
-            flat = [v.back(rest[slot][name] if v.rest is not None else None) for name, v in made[slot].items()]
+            flat = [
+                v.decode(residual[slot][name] if v.residual is not None else None) for name, v in made[slot].items()
+            ]
             if by == "slot":
                 flat = flat[0].split([leaf.numel() for leaf in leaves.values()])
-            found[slot] = {
+            result[slot] = {
                 name: part.reshape(leaf.shape).to(leaf.dtype)
                 for (name, leaf), part in zip(leaves.items(), flat, strict=True)
             }
-        return found
+        return result
 
     every = [v for vectors in made.values() for v in vectors.values()]
-    kept = {s: {name: v.rest for name, v in vectors.items() if v.rest is not None} for s, vectors in made.items()}
-    rest = {slot: leaves for slot, leaves in kept.items() if leaves}
-    return Code(rest, back, sum(v.numbers for v in every), sum(v.bits for v in every))
+    kept = {
+        s: {name: v.residual for name, v in vectors.items() if v.residual is not None} for s, vectors in made.items()
+    }
+    residual = {slot: leaves for slot, leaves in kept.items() if leaves}
+    return Encoding(residual, decode, sum(v.numbers for v in every), sum(v.bits for v in every))
 
 
 def float_bits(x: Tensor) -> int:

@@ -105,10 +105,10 @@ def by_label(population: Population, clients: Tensor, classes: Sequence[int] | N
     def ask(ids: Tensor) -> Tensor:
         return torch.cat([statistic(*labels(population, part, KEY)) for part in portions(population, ids)])
 
-    found, largest, held = [], 0, set[int]()
+    result, largest, held = [], 0, set[int]()
     for part in portions(population, clients):
         y, counts = labels(population, part, KEY)
-        found.append(statistic(y, counts))
+        result.append(statistic(y, counts))
         largest = max(largest, int(y.max()))
         held |= set() if chosen is None else set(chosen[torch.isin(chosen, y)].tolist())
     if largest == 0 and classes is None:
@@ -119,7 +119,7 @@ def by_label(population: Population, clients: Tensor, classes: Sequence[int] | N
             f"availability.classes={list(classes or ())}: {who} holds class {missing[0]}: leave it out (class numbers go up to "
             f"{largest})"
         )
-    values, everybody = torch.cat(found), population.size * population.summary().mean_examples <= LEARNT
+    values, everybody = torch.cat(result), population.size * population.summary().mean_examples <= LEARNT
     if len(clients) < population.size and everybody and hasattr(population, "labels"):
         clients = torch.arange(population.size)
         values = ask(clients)

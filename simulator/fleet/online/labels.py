@@ -59,10 +59,10 @@ class Labels:
         """Return clients' least class numbers; the largest of all for a client without labels."""
 
         def least(y: Tensor, counts: Tensor) -> Tensor:
-            found = torch.full((len(counts),), self.classes - 1, dtype=torch.int64)
+            result = torch.full((len(counts),), self.classes - 1, dtype=torch.int64)
             labelled = y >= 0
-            found.scatter_reduce_(0, _owner(counts)[labelled], self._known(y[labelled]), "amin")
-            return found.to(torch.float64)
+            result.scatter_reduce_(0, _owner(counts)[labelled], self._known(y[labelled]), "amin")
+            return result.to(torch.float64)
 
         return self._remembering(least)
 
@@ -127,8 +127,8 @@ def portions(population: Population, ids: Tensor) -> Sequence[Tensor]:
 def labels(population: Population, ids: Tensor, key: str) -> tuple[Tensor, Tensor]:
     """Return class numbers (n,) int64 of clients, one after another, and the counts (C,). Raises ConfigError naming a key."""
     alone = getattr(population, "labels", None)  # where a label is at hand without the example it belongs to
-    if alone is not None and (found := alone(ids)) is not None:
-        y, counts = found
+    if alone is not None and (result := alone(ids)) is not None:
+        y, counts = result
     else:
         local = population.local_data(ids)
         y, counts = local.data.get("y"), local.counts

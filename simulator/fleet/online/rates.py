@@ -96,7 +96,7 @@ def log_gamma(keys: Key, shape: float) -> Tensor:
     """
     d = (shape if shape >= 1 else shape + 1) - 1 / 3
     c = 1 / (9 * d) ** 0.5
-    found, left = torch.zeros(keys.shape, dtype=torch.float64), torch.arange(len(keys))
+    result, left = torch.zeros(keys.shape, dtype=torch.float64), torch.arange(len(keys))
     attempt = 0
     while len(left):
         k = rng.fold(keys[left], attempt)
@@ -105,8 +105,8 @@ def log_gamma(keys: Key, shape: float) -> Tensor:
         v = (1 + c * x) ** 3
         log_v = torch.log(v.clamp(min=1e-300))
         taken = (v > 0) & (log_u < x**2 / 2 + d * (1 - v + log_v))
-        found[left[taken]] = torch.log(torch.tensor(d, dtype=torch.float64)) + log_v[taken]
+        result[left[taken]] = torch.log(torch.tensor(d, dtype=torch.float64)) + log_v[taken]
         left, attempt = left[~taken], attempt + 1
     if shape < 1:
-        found += torch.log1p(-rng.uniform(rng.fold(keys, "less"), (), torch.float64)) / shape
-    return found
+        result += torch.log1p(-rng.uniform(rng.fold(keys, "less"), (), torch.float64)) / shape
+    return result

@@ -104,8 +104,8 @@ class Trace:
         """Return the device of each client, or -1."""
         if self.numbers is None:
             return self._order[clients % self.intervals.devices]
-        found = torch.searchsorted(self.numbers, clients).clamp(max=len(self.numbers) - 1)
-        return torch.where(self.numbers[found] == clients, found, -1)
+        result = torch.searchsorted(self.numbers, clients).clamp(max=len(self.numbers) - 1)
+        return torch.where(self.numbers[result] == clients, result, -1)
 
     def online(self, key: Key, clients: Tensor, seconds: Tensor) -> Tensor:
         """Return whether the devices of clients were online."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedfleet.assembly import own, weights
+from fedfleet.assembly import user_parts, weights
 from fedfleet.assembly.data import so_far
 from fedfleet.assembly.federation import Federated
 from fedfleet.assembly.measures import check_libraries, metric_names
@@ -30,7 +30,7 @@ from fedfleet.simulator.ambient import Gpu
 from fedfleet.simulator.arithmetic.factored import Notes
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.capture import Captures
-from fedfleet.simulator.block.purity import Impure
+from fedfleet.simulator.block.side_effects import ClosureTensors, Impure
 from fedfleet.simulator.driver.client_metrics import WEIGHT, ClientMetrics, client_metrics, client_phase
 from fedfleet.simulator.driver.evaluation import summarised
 from fedfleet.simulator.driver.probe import probe
@@ -74,8 +74,8 @@ class Assembled(Federated):
     @property
     def answers(self) -> int:
         """Clients that a phase trains at most, but for late answers."""
-        wanted = self.config.cohort.invite
-        return getattr(self.config.algorithm, "buffer", wanted) if self.algorithm.asynchronous else wanted
+        buffer = self.algorithm.asynchronous
+        return self.config.cohort.size if buffer is None else buffer.answers(self.problem.clients)
 
     @property
     def client_domains(self) -> Tensor:
@@ -107,13 +107,13 @@ class Assembled(Federated):
 
     def metric_names(self) -> list[str]:
         """Return what an evaluation measures, as ``eval/<metric>``."""
-        found = metric_names(self.task, self.z, self.evaluation)
+        result = metric_names(self.task, self.z, self.evaluation)
         if self.config.evaluation.per_client:
             none = torch.zeros(self.problem.clients)
             known = ClientMetrics(none + 1, dict.fromkeys(client_metrics(self._client_metrics(), self.personal), none))
-            found += [f"eval/{m}" for m in {**known.summary(), **summarised(known.by_domain(self.client_domains))}]
-        found += ["eval/duality_gap"] * self.config.evaluation.duality_gap
-        return found + [f"eval/{promise.column}" for promise in self.promises]
+            result += [f"eval/{m}" for m in {**known.summary(), **summarised(known.by_domain(self.client_domains))}]
+        result += ["eval/duality_gap"] * self.config.evaluation.duality_gap
+        return result + [f"eval/{promise.column}" for promise in self.promises]
 
     def final_names(self) -> list[str]:
         """Return what is measured at the end: what an evaluation measures, and the same on all test examples."""
@@ -127,8 +127,8 @@ class Assembled(Federated):
                 f"of a batch by name: give it one, or set it to false"
             )
         row = gather(self.evaluation["test"], torch.zeros(1, dtype=torch.int64))
-        found = self.task.functions["per_example"](self.z, Batch(row, torch.ones(1)))
-        return tuple(name for name in found if name != WEIGHT)
+        result = self.task.functions["per_example"](self.z, Batch(row, torch.ones(1)))
+        return tuple(name for name in result if name != WEIGHT)
 
 
 def _setup(x: Federated, evaluation: Splits, final: Splits, attack: Attacking | None, algorithm: Algorithm) -> Setup:
@@ -142,8 +142,9 @@ def _setup(x: Federated, evaluation: Splits, final: Splits, attack: Attacking | 
         evaluation={**evaluation, **final},
         device=e.device,
         gpu=Gpu(e.deterministic, e.tf32),
-        reads=own.read_by_workers,
+        reads=user_parts.read_by_workers,
         root=x.root,
+        held=ClosureTensors(tries=x.authors_code),
         captures=Captures(compiles=e.capture == "compiled") if e.capture and timeout is None else Captures(after=None),
     )
 

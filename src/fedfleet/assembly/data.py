@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from fedfleet.assembly import own
+from fedfleet.assembly import user_parts
 from fedfleet.config import resolve, root
 from fedfleet.config import schema as C
-from fedfleet.config.made import typed
+from fedfleet.config.plugins import typed
 from fedfleet.config.population import Data, load_data, parted, with_digests
 from fedfleet.config.schema import Config
 from fedfleet.datasets.examples import Dataset, Examples
@@ -31,7 +31,7 @@ class Loaded:
     """
 
     config: Config
-    given: own.Own
+    given: user_parts.Own
     own: dict[str, dict[str, Any]]
     data: Data
     validation: Examples | None
@@ -44,10 +44,10 @@ class Loaded:
         return self.config.label or self.config.algorithm.name
 
 
-def load(config: Config, given: own.Own, read: Data | None = None) -> Loaded:
+def load(config: Config, given: user_parts.Own, read: Data | None = None) -> Loaded:
     """Return a configuration with its data; ``read`` is the configured data set, if it has been. Raises ConfigError, DataError."""
     resolve.check_early(config)
-    own.check_unused(config, given)
+    user_parts.check_unused(config, given)
     told = given.describe()
     for section, (name, *_) in C.OWN.items():
         if name in told:

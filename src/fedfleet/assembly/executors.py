@@ -14,7 +14,7 @@ from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.signals import imported
 
 if TYPE_CHECKING:
-    from fedfleet.assembly.gauges import Gauges
+    from fedfleet.assembly.metrics_export import MetricsExport
 
 
 class Kind(NamedTuple):
@@ -23,7 +23,7 @@ class Kind(NamedTuple):
     asked: Callable[[Config], tuple[Any, ...]]
     build: Callable[..., Executor]
     describe: Callable[[Config], str]
-    gauges: Callable[[], Gauges | None]
+    gauges: Callable[[], MetricsExport | None]
 
 
 def _ray_asks(config: Config) -> tuple[Any, ...]:
@@ -38,8 +38,8 @@ def _ray(*asked: Any) -> Executor:
     return on_ray("ray").RayExecutor(*asked)
 
 
-def _ray_gauges() -> Gauges:
-    return imported("fedfleet.assembly.gauges").Gauges()
+def _ray_gauges() -> MetricsExport:
+    return imported("fedfleet.assembly.metrics_export").MetricsExport()
 
 
 def on_ray(module: str) -> Any:
@@ -56,8 +56,8 @@ def on_ray(module: str) -> Any:
 
 def _ray_actors(config: Config) -> str:
     e = config.executor
-    found = resolve.actors(config)
-    count = "on as many Ray actors as the cluster has room for," if found == "auto" else f"on {found} Ray actors"
+    result = resolve.actors(config)
+    count = "on as many Ray actors as the cluster has room for," if result == "auto" else f"on {result} Ray actors"
     return f"{count} of {e.cpus_per_actor:g} CPUs and {e.gpus_per_actor:g} GPUs"
 
 

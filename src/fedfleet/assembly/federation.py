@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedfleet.assembly import learnt, own, weights
+from fedfleet.assembly import task_setup, user_parts, weights
+from fedfleet.assembly.client_features import ClientFeatures
 from fedfleet.assembly.data import Loaded, so_far
-from fedfleet.assembly.vectors import Vectors
 from fedfleet.config import requirements, resolve, root
 from fedfleet.config.federation import steps
-from fedfleet.config.made import places
-from fedfleet.config.own_data import check_data
+from fedfleet.config.plugins import places
 from fedfleet.config.population import (
     check_clients,
     check_grouped,
@@ -22,6 +21,7 @@ from fedfleet.config.population import (
     with_roles,
 )
 from fedfleet.config.schema import Config
+from fedfleet.config.user_data import check_data
 from fedfleet.datasets.examples import Dataset
 from fedfleet.middleware.compression.options import Step
 from fedfleet.middleware.facts import Break, check
@@ -31,6 +31,11 @@ from fedfleet.simulator.driver.probe import asked
 from fedfleet.simulator.driver.server import initial
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.population import Population
+from fedfleet.tasks.options import named_net
+from fedfleet.tasks.transformer import is_transformer
+
+BESIDE = {"availability", "selection", "devices", "callbacks"}
+"""Sections whose code has no part in clients' work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,16 +69,27 @@ class Federated(Loaded):
     net_advice: list[str]
     domain_names: tuple[str, ...]
 
+    @property
+    def own_work(self) -> frozenset[str]:
+        """Return the sections whose part is the user's own code, and has a part in clients' work."""
+        return self.written - BESIDE
+
+    @property
+    def authors_code(self) -> bool:
+        """Whether clients' work has code of authors in it. That of fedfleet itself is known to be pure, and is not tried."""
+        model, _, paths = named_net(self.config.task)
+        return bool(self.own_work or paths) or (model is not None and is_transformer(model))
+
 
 def federate(x: Loaded, task: Task | None = None, algorithm: Algorithm | None = None) -> Federated:
     """Return the clients of what was loaded, with a task and an algorithm, those given or those configured. Raises ConfigError."""
     config, data = x.config, x.data
-    task = task or learnt.configured(config, data)
-    algorithm = algorithm or learnt.algorithm(config, task)
+    task = task or task_setup.configured(config, data)
+    algorithm = algorithm or task_setup.algorithm(config, task)
     written = frozenset({*x.own, *(here.section for here in places(config))})
-    config = learnt.with_sources(config)
-    own.check_callbacks(config)
-    config = learnt.with_base(config, task)
+    config = task_setup.with_sources(config)
+    user_parts.check_callbacks(config)
+    config = task_setup.with_base(config, task)
     resolve.check_pairing(config, algorithm, task)
     up, down = tuple(steps(config, "up")), tuple(steps(config, "down"))
     breaks = tuple(requirements.breaks(config, algorithm, task, up, down))
@@ -84,21 +100,20 @@ def federate(x: Loaded, task: Task | None = None, algorithm: Algorithm | None = 
     population = with_roles(config, data, dealt, unlabelled=resolve.unlabelled(algorithm, task))
     check_source_share(task, population)
     population = with_held_out(config, population, algorithm)
-    found, summary, z = problem(population), population.summary(), task.init(config.seed)
+    result, summary, z = problem(population), population.summary(), task.init(config.seed)
     weights.check_vocabularies(config, data.names.vocabulary)
-    net_advice = learnt.check(config, task, z, data)
+    net_advice = task_setup.check(config, task, z, data)
     if "algorithm" in written:
-        config = _as_asked(config, algorithm, z, found)
-    config = check_clients(config, data, dealt, population, asynchronous=algorithm.asynchronous)
-    if "algorithm" not in written or hasattr(config.algorithm, "batch_size"):
-        resolve.check_local(config, summary.max_examples)
+        config = _as_asked(config, algorithm, z, result)
+    config = check_clients(config, data, dealt, population, asynchronous=algorithm.asynchronous is not None)
+    resolve.check_local(config, summary.max_examples)
     if config.warm_start is not None:
         z = weights.load_model(Path(config.warm_start), z, task)
     resolve.check_proven(config, algorithm)
     if algorithm.domains is not None:
         check_grouped(f"algorithm={config.algorithm.name!r}", population.size)
         resolve.check_domains(config, data.test, summary.domains)
-    initial(algorithm, z, config.seed, found)  # what cannot be is said before the work
+    initial(algorithm, z, config.seed, result)  # what cannot be is said before the work
     if x.train is None and hasattr(task, "prepare"):
         raise ConfigError(
             f"population.dataset={config.population.dataset.name!r}: task.name={config.task.name!r} needs the training images of "
@@ -114,7 +129,7 @@ def federate(x: Loaded, task: Task | None = None, algorithm: Algorithm | None = 
         breaks=breaks,
         dealt=isinstance(data, Dataset),
         population=population,
-        problem=found,
+        problem=result,
         z=z,
         net_advice=net_advice,
         domain_names=getattr(data, "domains", ()) if config.domains.kind == "given" else (),
@@ -130,20 +145,22 @@ def _dealt(x: Loaded, config: Config, task: Task, written: frozenset[str]) -> Po
     return dealt
 
 
-def _vectors(config: Config, task: Task) -> Vectors:
+def _vectors(config: Config, task: Task) -> ClientFeatures:
     """Return what clients make of the model they are grouped by, which is the same for runs of every seed."""
     z = task.init(config.population.partition_seed)
-    return Vectors(task, z if config.warm_start is None else weights.load_model(Path(config.warm_start), z, task))
+    return ClientFeatures(
+        task, z if config.warm_start is None else weights.load_model(Path(config.warm_start), z, task)
+    )
 
 
 def _as_asked(config: Config, algorithm: Algorithm, z: Tree, about: Problem) -> Config:
     """Return the configuration with the cohort that one's own algorithm invites. Raises ConfigError where it says another."""
-    wanted, size = config.cohort.invite, asked(algorithm, z, about, config.seed)
+    wanted, size = config.cohort.size, asked(algorithm, z, about, config.seed)
     if algorithm.asynchronous or size in (None, wanted):
         return config
-    if "invite" in config.cohort.model_fields_set:
+    if "size" in config.cohort.model_fields_set:
         raise ConfigError(
-            f"cohort.invite={wanted}: the algorithm {config.algorithm.name} invites {size} clients: set cohort.invite={size}, "
+            f"cohort.size={wanted}: the algorithm {config.algorithm.name} invites {size} clients: set cohort.size={size}, "
             f"leave it out, or make the algorithm so that it invites {wanted}"
         )
-    return config.model_copy(update={"cohort": config.cohort.model_copy(update={"invite": size})})
+    return config.model_copy(update={"cohort": config.cohort.model_copy(update={"size": size})})

@@ -1,7 +1,7 @@
-"""What tells two things made in Python apart: a digest of all that is reached from them, each at its place.
+"""Identity of things made in Python: a digest of all that is reached from them, each at its place.
 
-It is of what was compiled of the author's functions, of the names of libraries' functions, and of what objects hold or would be
-pickled from. Nothing in it depends on the process. What cannot be looked into is told by its type.
+It covers what was compiled of the author's functions, the names of libraries' functions, and what objects hold or
+would be pickled from. Nothing in it depends on the process. What cannot be looked into counts by its type.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from fedfleet.simulator.arithmetic.digest import digest
-from fedfleet.simulator.closures import LARGEST, Hidden, atomic, buffer, known_by_name, parts, written
+from fedfleet.simulator.object_graph import LARGEST, Hidden, atomic, buffer, known_by_name, parts, written
 
 WHOLE = 1 << 26  # elements of a tensor; of a larger one as many at most are looked at, evenly spaced
 DEEPEST = 6  # containers within containers that are taken as one
@@ -117,9 +117,9 @@ class _Reading:
             case FunctionType():
                 if not written(x):
                     return f"function {x.__module__}.{x.__qualname__}"
-                found = f"{x.__qualname__} {code_digest(x.__code__)}"
-                self.codes.add(found)
-                return f"function {found}"
+                result = f"{x.__qualname__} {code_digest(x.__code__)}"
+                self.codes.add(result)
+                return f"function {result}"
             case type():
                 return f"class {x.__qualname__}"
             case CodeType():
@@ -174,13 +174,13 @@ def _tensor(x: Tensor) -> str:
 
 
 def _array(x: Any) -> str | None:
-    found = buffer(x)
-    if found is None:
+    result = buffer(x)
+    if result is None:
         return None
-    flat = np.asarray(x if isinstance(x, np.ndarray) else found).reshape(-1)
+    flat = np.asarray(x if isinstance(x, np.ndarray) else result).reshape(-1)
     every = -(-len(flat) // WHOLE)
     some = np.ascontiguousarray(flat[::every] if every > 1 else flat)
-    kind = f"{flat.dtype} {tuple(found.shape or ())}"
+    kind = f"{flat.dtype} {tuple(result.shape or ())}"
     return f"{kind} sha256{_spaced(every)}:{hashlib.sha256(some.view(np.uint8).data).hexdigest()}"
 
 

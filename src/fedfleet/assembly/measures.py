@@ -1,4 +1,4 @@
-"""What an evaluation measures, found out by evaluating a few examples before the run."""
+"""Metrics of an evaluation, found by evaluating a few examples before the run."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.chunk import TRIED, Chunk, run_chunk
-from fedfleet.simulator.block.purity import Impure, repeated
+from fedfleet.simulator.block.side_effects import Impure, repeated
 from fedfleet.simulator.driver.evaluation import less_is_better, measure, measured, of_model
 from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.population import gather
-from fedfleet.simulator.signals import put_off
+from fedfleet.simulator.signals import contained, put_off
 from fedfleet.simulator.work import Batch, Message
 from fedfleet.tasks.metrics import Library, made_up, told
 from fedfleet.tasks.targets import guessed
@@ -32,10 +32,11 @@ def try_evaluation(task: Task, setup: Setup, z: Tree, functions: list[str]) -> N
     for split, tensors in setup.evaluation.items():
         try:
             few = min(TRIED, len(tensors["y"]))
-            with put_off():
+            with put_off(), contained():
                 *_, outputs = [run_chunk(setup, Message(send={"z": z}), Chunk(f, split, 0, few)) for f in functions]
             data = T.index(tensors, slice(few))
-            repeated("the task's metrics", lambda o=outputs, d=data: dict(task.metrics(o, d)), task)
+            with contained():
+                repeated("the task's metrics", lambda o=outputs, d=data: dict(task.metrics(o, d)), task)
         except Impure:
             raise
         except Exception:
@@ -76,7 +77,7 @@ def metric_names(task: Task, z: Tree, splits: Mapping[str, Mapping[str, torch.Te
     """Ask the task for ``eval/<metric>`` names by evaluating a few examples."""
     if (said := getattr(task, "measured", None)) is not None:
         return [f"eval/{'' if split == 'test' else f'{split}_'}{name}" for split in splits for name in said]
-    found = []
+    result = []
     with torch.no_grad(), warnings.catch_warnings(action="ignore"):  # a few examples may hold one class only
         for split, tensors in splits.items():
             few = gather(tensors, torch.arange(min(100, len(tensors["y"]))))
@@ -94,9 +95,9 @@ def metric_names(task: Task, z: Tree, splits: Mapping[str, Mapping[str, torch.Te
             names = dict.fromkeys(measure(task, outputs, few), 0.0)  # a metric may have no value on so few
             named: Any = SimpleNamespace(metrics=lambda outputs, data, names=names: names)
             named.probabilities = getattr(task, "probabilities", None)
-            found += [f"eval/{prefix}{name}" for name in measured(named, split, outputs, few).metrics]
-        found += [f"eval/{name}" for name in of_model(task, z, splits)]
-    return found
+            result += [f"eval/{prefix}{name}" for name in measured(named, split, outputs, few).metrics]
+        result += [f"eval/{name}" for name in of_model(task, z, splits)]
+    return result
 
 
 def _one_of_each(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -11,20 +11,20 @@ from typing import Any, Self
 import torch
 from safetensors import SafetensorError
 
-from fedfleet.assembly import own
+from fedfleet.assembly import user_parts
 from fedfleet.assembly.algorithm import Assembled, assemble
 from fedfleet.assembly.data import load, so_far
+from fedfleet.assembly.decision_boundary import decision_boundary
+from fedfleet.assembly.duality_gap import DomainLosses
 from fedfleet.assembly.executors import EXECUTORS
 from fedfleet.assembly.federation import federate
-from fedfleet.assembly.gap import DomainLosses
 from fedfleet.assembly.measures import try_evaluation
-from fedfleet.assembly.plane import plane
 from fedfleet.assembly.provenance import differences, same
 from fedfleet.config import participation, resolve, timing
 from fedfleet.config.federation import federation, selection
-from fedfleet.config.own_data import sampled
 from fedfleet.config.population import Data
 from fedfleet.config.schema import Config
+from fedfleet.config.user_data import sampled
 from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.ambient import fresh_settings
 from fedfleet.simulator.arithmetic.digest import digest
@@ -39,8 +39,6 @@ from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.fleet.responses import Federation
 from fedfleet.simulator.fleet.selection import Selection
 from fedfleet.simulator.population import Population
-
-BESIDE = {"availability", "selection", "devices", "callbacks"}  # sections whose code has no part in clients' work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +98,7 @@ class Prepared(Ready):
         data: Data | None = None,
         loaded: Data | None = None,
     ):
-        given = own.parts(task, algorithm, population, data)
+        given = user_parts.parts(task, algorithm, population, data)
         made = ready(assemble(federate(load(config, given, loaded), task, algorithm)))
         vars(self).update(vars(made))
         self._scorer: str | None = None
@@ -135,9 +133,9 @@ class Prepared(Ready):
         with torch.no_grad():
             return draw(z)
 
-    def plane(self, z: Tree) -> dict[str, torch.Tensor] | None:
+    def decision_boundary(self, z: Tree) -> dict[str, torch.Tensor] | None:
         """Return what a model says of the plane, where examples are points of it."""
-        return plane(self.task, z, self.evaluation["test"])
+        return decision_boundary(self.task, z, self.evaluation["test"])
 
     @cached_property
     def _losses(self) -> DomainLosses:
@@ -145,10 +143,10 @@ class Prepared(Ready):
 
     def of_state(self, state: Any) -> dict[str, float]:
         """Return what is measured of an algorithm's state itself: the duality gap, the privacy that is spent, where asked for."""
-        found = {promise.column: promise.epsilon(state) for promise in self.promises}
+        result = {promise.column: promise.epsilon(state) for promise in self.promises}
         if self.config.evaluation.duality_gap and self.algorithm.saddle is not None:
-            found["duality_gap"] = self._losses.gap(self.algorithm.saddle(state, self.problem))
-        return found
+            result["duality_gap"] = self._losses.gap(self.algorithm.saddle(state, self.problem))
+        return result
 
     def try_out(self) -> None:
         """Try client code and evaluation on very little, before anything is written.
@@ -164,7 +162,7 @@ class Prepared(Ready):
                     f"another Experiment"
                 )
         with torch.random.fork_rng(devices=[]):
-            if self.written - BESIDE:  # what comes with fedfleet is known to be pure, and a large net takes its time
+            if self.own_work:  # what comes with fedfleet is known to be pure, and a large net takes its time
                 _ = self.notes
             if not getattr(self.task, "whole", False):
                 functions = ["per_example"] * self.config.evaluation.per_client + ["predict"]
@@ -184,7 +182,7 @@ class Prepared(Ready):
         given: dict[str, Any] = {}
         if self.personal is not None:
             message = self.personal.message(state, max(rounds - 1, 0))
-            given = {"message": message, "own": states(store, self.personal, message)}
+            given = {"message": message, "client_state": states(store, self.personal, message)}
         return evaluate_clients(executor, z, self.problem.clients, seed=self.config.seed, **given)
 
     def conditions(self) -> Conditions:
@@ -198,7 +196,7 @@ class Prepared(Ready):
             min_responses=c.min_responses,
             attempts=c.attempts,
             retry_s=c.retry_s,
-            skip_void=c.void == "skip",
+            skip_aborted=c.on_abort == "skip",
             stale_discount=c.stale_discount if c.late == "keep" else None,
             train_all=self.config.executor.train_all,
             over_select=c.over_select,

@@ -1,10 +1,13 @@
-"""What really ran, where a part of a run was made in Python: its name, its module, a digest of its source, its options.
+"""Provenance of parts made in Python: name, module, a digest of the source, and options.
 
-The source is what was compiled, not a file: it is the same for a module, a notebook or a prompt, does not change with a comment or
-with another line of the script, and is what ran even if the file has changed since. It covers all functions and classes of the
-author's that are reached; those of fedfleet and other libraries have versions, in ``environment.json``. Options are for people:
-what functions close over, the globals they name, and what objects hold, as far as it is plain. What tells two parts apart is the
-``digest`` of everything, each thing at its place (``identity``). Nothing depends on the process.
+The source is what was compiled, not a file. It is the same for a module, a notebook or a prompt, and does not change
+with a comment or with another line of the script. It is what ran even if the file has changed since. It covers all
+functions and classes of the author's that are reached. Those of fedfleet and other libraries have versions, in
+``environment.json``.
+
+Options are for people: what functions close over, the globals they name, and what objects hold, as far as it is
+plain. The ``digest`` of everything, each thing at its place (``identity``), tells two parts apart. Nothing depends on
+the process.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from torch import nn
 
 from fedfleet.assembly.identity import Texts, identity, simple
 from fedfleet.simulator.algorithm import Algorithm
-from fedfleet.simulator.closures import LARGEST, NAMED, known_by_name, of_class, parts, written
+from fedfleet.simulator.object_graph import LARGEST, NAMED, known_by_name, of_class, parts, written
 
 LONGEST = 300  # of an option as JSON; a longer one is a digest
 DEEPEST = 6  # values within values
@@ -92,7 +95,7 @@ def _some(options: Mapping[str, Any], keys: list[str]) -> Iterator[str]:
 
 def _options(x: Any, plain: _Plain) -> dict[str, Any]:
     """Return the plain things that are held by what is not plain itself, by name; fedfleet's own defaults are left out."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     waiting, seen = [x], {}
     while waiting:
         part = waiting.pop()
@@ -106,11 +109,11 @@ def _options(x: Any, plain: _Plain) -> dict[str, Any]:
             if said is _NOTHING or isinstance(value, nn.Module):
                 below.append(value)
             if key and not (said is _NOTHING or by_default or by_its_name or key.startswith("__")):
-                _enter(found, key, _short(said))
-        if len(found) > MOST or len(seen) > LARGEST:
-            return {**dict(list(found.items())[:MOST]), "…": "more, which only the digest tells"}
+                _enter(result, key, _short(said))
+        if len(result) > MOST or len(seen) > LARGEST:
+            return {**dict(list(result.items())[:MOST]), "…": "more, which only the digest tells"}
         waiting += reversed(below)
-    return found
+    return result
 
 
 def _shown(x: Any) -> Iterator[tuple[str, Any]]:
@@ -224,18 +227,18 @@ class _Plain:
         if typed or isinstance(x, Mapping | BaseModel):
             defaults = _defaults(x)
             held = dict(x) if isinstance(x, BaseModel) else dict((k, v) for k, v in parts(x) if k)
-            found = {k: self(v, depth + 1) for k, v in held.items() if k not in defaults or v is not defaults[k]}
-            is_plain = all(v is not _NOTHING for v in found.values())
-            return ({"type": type(x).__name__, **found} if typed else found) if is_plain else _NOTHING
+            result = {k: self(v, depth + 1) for k, v in held.items() if k not in defaults or v is not defaults[k]}
+            is_plain = all(v is not _NOTHING for v in result.values())
+            return ({"type": type(x).__name__, **result} if typed else result) if is_plain else _NOTHING
         if isinstance(x, list | tuple | set | frozenset):
             several = [self(v, depth + 1) for _, v in parts(x)]
             return _NOTHING if any(v is _NOTHING for v in several) else several
         return (repr(x) if isinstance(x, VALUES) else self._digest(x)) if _foreign(x) else _NOTHING
 
     def _digest(self, x: Any) -> str:
-        found = identity(x, self._texts)
-        left = f" (not recorded: {', '.join(found.hidden)})" if found.hidden else ""
-        return f"{type(x).__name__} sha256:{found.digest}{left}"
+        result = identity(x, self._texts)
+        left = f" (not recorded: {', '.join(result.hidden)})" if result.hidden else ""
+        return f"{type(x).__name__} sha256:{result.digest}{left}"
 
 
 def _called(x: Any) -> Any:

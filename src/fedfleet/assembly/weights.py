@@ -14,12 +14,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fedfleet.assembly import learnt
+from fedfleet.assembly import task_setup
 from fedfleet.config import schema as C
-from fedfleet.config.own_data import Data
 from fedfleet.config.reading import read
 from fedfleet.config.schema import Config
 from fedfleet.config.trust import check as check_trusted
+from fedfleet.config.user_data import Data
 from fedfleet.datasets.vocabulary import VOCABULARY, Vocabulary
 from fedfleet.files.writing import check_regular, whole
 from fedfleet.simulator.algorithm import Task
@@ -29,7 +29,7 @@ from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 from fedfleet.simulator.work import BUFFERS
 from fedfleet.tasks import peft_files, transformer
 from fedfleet.tasks.adapters import Adapted, plain
-from fedfleet.tasks.options import DataShape
+from fedfleet.tasks.options import DataShape, named_net
 from fedfleet.tasks.transformer import Logits
 from fedfleet.tasks.weights_file import file_of, marked, marks, read_weights, vocabulary_of
 
@@ -42,8 +42,8 @@ PLAYERS = ("x", BUFFERS)  # parts whose leaves have the names of a net's state_d
 
 def nets(config: Config) -> dict[str, str]:
     """Return what a run keeps of its net beside the code that it names: the configuration of a transformer, by its file's name."""
-    model: Any = getattr(config.task, "model", None)
-    return {NET: transformer.told(model)} if transformer.is_transformer(model) else {}
+    model = named_net(config.task).model
+    return {NET: transformer.told(model)} if model is not None and transformer.is_transformer(model) else {}
 
 
 def told(data: Data, y: Tensor) -> dict[str, Any]:
@@ -58,13 +58,14 @@ def told(data: Data, y: Tensor) -> dict[str, Any]:
         "features": list(names.features),
     }
     tested_on = names.tested_on(y, test.classes)
-    found = {"shape": list(test.x.shape[1:]), "classes": test.classes, "tested_on": tested_on}
-    return found | {what: of for what, of in known.items() if of}
+    result = {"shape": list(test.x.shape[1:]), "classes": test.classes, "tested_on": tested_on}
+    return result | {what: of for what, of in known.items() if of}
 
 
 def check_vocabularies(config: Config, mine: Vocabulary | None) -> None:
     """Refuse weights that have learnt to read tokens numbered otherwise than the data's. Raises ConfigError."""
-    base = getattr(getattr(config.task, "adapters", None), "base", None)
+    adapters = named_net(config.task).adapters
+    base = None if adapters is None else adapters.base
     for key, path in {"warm_start": config.warm_start, "task.adapters.base": base}.items():
         theirs = None if path is None or mine is None else vocabulary_of(path)
         if theirs is not None and mine is not None and theirs != mine.digest:
@@ -131,10 +132,12 @@ def with_weights(folder: Path, file: str, task: Task) -> nn.Module:
     net: nn.Module = make()
     try:
         check_regular((folder / file).stat())
-        found = load_file(folder / file)
+        result = load_file(folder / file)
     except (OSError, SafetensorError) as e:
         raise FedfleetError(f"{folder / file}: cannot be read ({one_line(e)}): let the run come to its end") from None
-    missing, strange = net.load_state_dict({name.partition(".")[2]: leaf for name, leaf in found.items()}, strict=False)
+    missing, strange = net.load_state_dict(
+        {name.partition(".")[2]: leaf for name, leaf in result.items()}, strict=False
+    )
     wanted = {name for name, p in net.named_parameters() if p.requires_grad}  # of shared ones the first name alone
     lacking = sorted(wanted & set(missing))
     if strange or lacking:
@@ -157,13 +160,13 @@ def task_of(folder: Path, summary: Mapping[str, Any], *, trust: bool = False) ->
         )
     check_trusted(folder / "config.yaml", trust=trust, section="task.")
     config = C.load(C.without_own(raw, ("task", "algorithm", "data", "population")))
-    adapters = getattr(config.task, "adapters", None)  # of which the base is where it was
+    adapters = named_net(config.task).adapters  # of which the base is where it was
     if adapters is None and (folder / NET).exists():
         config = C.with_overrides(config, {"task.model": f"{transformer.PREFIX}{folder / NET}"})
-    config = learnt.with_sources(config, ("task",))
+    config = task_setup.with_sources(config, ("task",))
     shape = DataShape(tuple(examples["shape"]), examples["classes"], examples.get("words", 0))
-    task = learnt.of_shape(config, shape)
-    learnt.with_base(config, task)  # of another base the weights are not
+    task = task_setup.of_shape(config, shape)
+    task_setup.with_base(config, task)  # of another base the weights are not
     return task
 
 
@@ -174,23 +177,23 @@ def load_model(path: Path, like: Tree, task: Task | None = None) -> Tree:
     """
     wanted, path = dict(T.named_leaves(like)), file_of(path)
     if not _is_folder(path):
-        found = read_weights(path, f"warm_start={path}")
+        result = read_weights(path, f"warm_start={path}")
     elif isinstance(make := getattr(task, "make", None), Adapted):
-        found = peft_files.read(path, make(0), make.adapters, "warm_start")
+        result = peft_files.read(path, make(0), make.adapters, "warm_start")
     else:
         raise ConfigError(f"warm_start={path}: it is a folder, as adapters are kept: give a file, or set task.adapters")
-    if not found.keys() & wanted.keys():  # a state_dict: names alone, without their part
+    if not result.keys() & wanted.keys():  # a state_dict: names alone, without their part
         known = {name.partition(".")[2]: name for name in wanted if name.partition(".")[0] in PLAYERS}
-        found = {known.get(name, name): leaf for name, leaf in found.items()}
-        found = _without_constants(path, found, wanted.keys(), task)
-    wrong = [n for n in wanted if n not in found or found[n].shape != wanted[n].shape] + [
-        n for n in found if n not in wanted
+        result = {known.get(name, name): leaf for name, leaf in result.items()}
+        result = _without_constants(path, result, wanted.keys(), task)
+    wrong = [n for n in wanted if n not in result or result[n].shape != wanted[n].shape] + [
+        n for n in result if n not in wanted
     ]
     if wrong:
         raise ConfigError(
             f"warm_start={path}: it does not fit this task's model at {wrong[0]!r}: use the same task and model"
         )
-    return T.unflatten(like, [found[n].to(leaf.dtype) for n, leaf in wanted.items()])
+    return T.unflatten(like, [result[n].to(leaf.dtype) for n, leaf in wanted.items()])
 
 
 def _is_folder(path: Path) -> bool:
@@ -200,7 +203,7 @@ def _is_folder(path: Path) -> bool:
         return False
 
 
-def _without_constants(path: Path, found: Mapping[str, Tensor], wanted: Any, task: Task | None) -> dict[str, Tensor]:
+def _without_constants(path: Path, result: Mapping[str, Tensor], wanted: Any, task: Task | None) -> dict[str, Tensor]:
     """Leave out what a state_dict holds beside what is learnt: counts of batches, a second name, constants as the net has them.
 
     Raises ConfigError where the net's constants are others.
@@ -208,7 +211,7 @@ def _without_constants(path: Path, found: Mapping[str, Tensor], wanted: Any, tas
     make: Any = getattr(task, "net", None)
     has: Mapping[str, Tensor] = {} if make is None else make().state_dict(keep_vars=True)
     kept = {}
-    for name, leaf in found.items():
+    for name, leaf in result.items():
         mine = has.get(name)
         if name in wanted or mine is None:
             if not name.endswith(COUNTED):

@@ -1,4 +1,4 @@
-"""What several commands take: a configuration, overrides, and files that have to be there."""
+"""Arguments that several commands take: a configuration, overrides, and files that have to be there."""
 
 from __future__ import annotations
 
@@ -32,6 +32,9 @@ OverridesArg = Annotated[
 ]
 TrustArg = Annotated[
     bool, typer.Option("--trust", help="Call code that a run folder names also where you did not run it here yourself.")
+]
+JsonArg = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout, and everything else on stderr.")
 ]
 
 

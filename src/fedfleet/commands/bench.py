@@ -1,4 +1,4 @@
-"""Where the time of a round goes, measured on a configuration of one's own: ``fedfleet bench``.
+"""Measure where the time of a round goes, on a configuration of one's own: ``fedfleet bench``.
 
 The rounds are those of a run, evaluation included; nothing is written. Every row is measured, on the driver's clock or on
 the workers', and the rows of each table add up: the driver's to the wall time, the workers' to the wall time of all of them.
@@ -66,9 +66,9 @@ def measure(
         loop.reset()
         executor.reset()
         wall_s = loop.play(_until(rounds, x.config.evaluation.every, seconds))
-        found = _account(x, loop, executor, wall_s)
+        result = _account(x, loop, executor, wall_s)
         loop.settle()
-    return found
+    return result
 
 
 def _until(rounds: int | None, every: int, seconds: float) -> Callable[[int, float], bool]:
@@ -134,7 +134,7 @@ class _Round:
 
     def __init__(self, record: RoundRecord):
         self.seconds, self.sampling_s = record.seconds, record.sampling_s
-        self.updates = len(record.phases[-1].responses.heard)
+        self.updates = len(record.phases[-1].responses.completed)
 
 
 def _account(x: Experiment, loop: _Loop, executor: TimedExecutor, wall_s: float) -> dict[str, Any]:
@@ -192,27 +192,27 @@ def _account(x: Experiment, loop: _Loop, executor: TimedExecutor, wall_s: float)
     }
 
 
-def show(found: dict[str, Any], console: Console) -> None:
+def show(result: dict[str, Any], console: Console) -> None:
     """Print what was measured."""
-    local = found["executor"]["kind"] == "local"
-    console.print(f"{found['run']}, blocks of {found['executor']['block_size']}", markup=False, soft_wrap=True)
+    local = result["executor"]["kind"] == "local"
+    console.print(f"{result['run']}, blocks of {result['executor']['block_size']}", markup=False, soft_wrap=True)
     head = Table(show_header=False)
-    for key, value in _head(found):
+    for key, value in _head(result):
         head.add_row(key, value)
     console.print(head)
 
-    wall = found["wall_seconds_per_round"]
+    wall = result["wall_seconds_per_round"]
     table = _table("The driver, a round (mean)", "", "ms", "share", "what it is")
-    for key, seconds in found["driver_seconds_per_round"].items():
+    for key, seconds in result["driver_seconds_per_round"].items():
         table.add_row(key, *_time(seconds, wall), LOCAL.get(key, DRIVER[key]) if local else DRIVER[key])
     table.add_section()
     table.add_row("wall", *_time(wall, wall), "")
     console.print(table)
 
-    total, spent = wall * found["workers"], found["workers_seconds_per_round"]
-    title = "This process as the worker" if local else f"The {found['workers']} workers together"
+    total, spent = wall * result["workers"], result["workers_seconds_per_round"]
+    title = "This process as the worker" if local else f"The {result['workers']} workers together"
     table = _table(f"{title}, a round (mean)", "", "ms", "share", "blocks", "clients", "ms a client")
-    for key, p in found["phases"].items():
+    for key, p in result["phases"].items():
         counts = (p["blocks_per_round"], p["clients_per_round"], 1000 * p["seconds_per_client"])
         table.add_row(f"phase {key}", *_time(spent["phases"][key], total), *(f"{v:,.4g}" for v in counts))
     for key in ("evaluation", "idle"):
@@ -222,29 +222,32 @@ def show(found: dict[str, Any], console: Console) -> None:
     console.print(table)
     idle = "the driver's own work" if local else "no block at hand, or Ray is receiving a block or sending a result"
     console.print(f"phase: its blocks from start to end, on the workers' clocks; idle: {idle}", soft_wrap=True)
-    if len(found["nodes"]) > 1:
+    if len(result["nodes"]) > 1:
         table = _table("By node", "address", "workers", "tasks a round", "share of the time at work")
-        for address, at in found["nodes"].items():
+        for address, at in result["nodes"].items():
             table.add_row(address, f"{at['workers']}", f"{at['tasks_per_round']:,.4g}", f"{at['busy_share']:.1%}")
         console.print(table)
-    if not found["evaluations"]:
+    if not result["evaluations"]:
         console.print(
-            f"no evaluation ended within these rounds (evaluation.every={found['evaluation_every']}): raise --rounds or "
+            f"no evaluation ended within these rounds (evaluation.every={result['evaluation_every']}): raise --rounds or "
             f"--seconds to see one",
             soft_wrap=True,
         )
 
 
-def _head(found: dict[str, Any]) -> list[tuple[str, str]]:
-    n, seconds = found["rounds"], found["seconds_per_round"]
+def _head(result: dict[str, Any]) -> list[tuple[str, str]]:
+    n, seconds = result["rounds"], result["seconds_per_round"]
     head = [
-        ("rounds", f"{n} after a warm-up; evaluations: {found['evaluations']}"),
+        ("rounds", f"{n} after a warm-up; evaluations: {result['evaluations']}"),
         ("a round (median)", f"{seconds:.4g} s, from the invitation to the new model, without evaluation"),
-        ("client updates/s", f"{found['client_updates_per_s']:,.4g} (clients heard in the last phase; median round)"),
-        ("blocks a round", f"{found['blocks_per_round']:.4g}, all phases"),
+        (
+            "client updates/s",
+            f"{result['client_updates_per_s']:,.4g} (clients that completed the last phase; median round)",
+        ),
+        ("blocks a round", f"{result['blocks_per_round']:.4g}, all phases"),
     ]
-    if found["executor"]["kind"] == "ray":
-        put, returned = (found[f"bytes_{k}_per_round"] / 1e6 for k in ("put", "returned"))
+    if result["executor"]["kind"] == "ray":
+        put, returned = (result[f"bytes_{k}_per_round"] / 1e6 for k in ("put", "returned"))
         moved = f"{put:,.4g} MB put, a message to all clients counted once; {returned:,.4g} MB returned"
         head.append(("tensors, a round", moved))
     return head

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import io
 import signal
 import sys
+from collections.abc import Iterable
 from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -14,13 +15,13 @@ from rich.console import Console
 from rich.table import Table
 
 from fedfleet.commands import completing, convert, data, several
-from fedfleet.commands.arguments import TERMINATED, ConfigArg, OverridesArg, TrustArg, loaded, there
-from fedfleet.commands.terminal import AGAIN, INTERRUPTED, Interrupted, interruptible, progress, wide
+from fedfleet.commands.arguments import TERMINATED, ConfigArg, JsonArg, OverridesArg, TrustArg, loaded, there
+from fedfleet.commands.terminal import AGAIN, INTERRUPTED, Interrupted, apart, interruptible, print_json, progress, wide
 from fedfleet.config.reading import check_free, check_there
 from fedfleet.files.documents import is_there
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 
-ABOUT = "Simulate federated learning over very many unreliable devices."
+ABOUT = "Simulate federated learning on many unreliable devices."
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=ABOUT)
 FAILED, BAD_INPUT = 1, 2
 METHODS = ("cosine", "dlg", "closed")  # of invert
@@ -56,6 +57,7 @@ def run(
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each, instead of the configuration's.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, for a configuration of several runs.")] = 1,
     report: Annotated[bool, typer.Option(help="Write report.html.")] = True,
+    as_json: JsonArg = False,
     trust: TrustArg = False,
 ) -> None:
     """Run an experiment, or several of one configuration, and write its run folder."""
@@ -69,8 +71,10 @@ def run(
     given = {"until": until, "max_seconds": max_seconds, "warm_start": warm_start, "seeds": numbers}
     chosen = with_overrides(chosen, {k: v for k, v in given.items() if v is not None})
     out = out or _new_folder(config)
-    with interruptible(f"go on with `fedfleet resume {out}`", out):
-        campaign.run(chosen, out, progress(), jobs, report=report)
+    with interruptible(f"go on with `fedfleet resume {out}`", out), apart(as_json):
+        runs = campaign.run(chosen, out, progress(), jobs, report=report)
+    if as_json:
+        print_json(_ended(out, report, (run.folder for run in runs)))
 
 
 @app.command()
@@ -82,6 +86,7 @@ def resume(
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="What is to change, such as rounds=200.")
     ] = None,
     report: Annotated[bool, typer.Option(help="Write report.html.")] = True,
+    as_json: JsonArg = False,
     trust: TrustArg = False,
 ) -> None:
     """Go on with a run, or several in one folder, from the last checkpoint; the result is that of one never interrupted."""
@@ -90,13 +95,18 @@ def resume(
 
     with interruptible(f"go on with `fedfleet resume {folder}`"):
         if (folder / "tune.yaml").exists():
+            if as_json:
+                raise ConfigError(f"--json: {folder} is a search, whose tables are its results: leave it out")
             from fedfleet.commands import tune as tuning
             from fedfleet.tuning import several as searching
 
             shown = progress(stderr=True)
             tuning.run(searching.again(folder, overrides, shown, trust=trust), folder, shown, wide())
             return
-        campaign.resume(folder, overrides, progress(), report=report, trust=trust)
+        with apart(as_json):
+            runs = campaign.resume(folder, overrides, progress(), report=report, trust=trust)
+    if as_json:
+        print_json(_ended(folder, report, (run.folder for run in runs)))
 
 
 @app.command()
@@ -119,24 +129,32 @@ def watch(
 
 
 @app.command()
-def plan(config: ConfigArg, overrides: OverridesArg = None, trust: TrustArg = False) -> None:
+def plan(config: ConfigArg, overrides: OverridesArg = None, as_json: JsonArg = False, trust: TrustArg = False) -> None:
     """Check a configuration and show what a run would do, without running it."""
     chosen = loaded(config, overrides, trust=trust)
-    from fedfleet.commands.plan import describe
-    from fedfleet.experiments import campaign, trials
+    from fedfleet.commands import plan as planning
+    from fedfleet.experiments import campaign, sweep
 
     console = Console()
     data_by_key: dict[Any, Any] = {}
-    for trial in trials.distinct(trials.planned(chosen)):
-        lines = list(describe(campaign.prepare(trial, data_by_key)))
+    plans: list[dict[str, Any]] = []
+    for trial in sweep.distinct(sweep.planned(chosen)):
+        with apart(as_json):
+            x = campaign.prepare(trial, data_by_key)
+            lines = list(planning.describe(x))
         table = Table(title=trial.name or None, show_header=False)
         if trial.lost:
             lines.insert(1, ("left out", "\n".join(trial.lost)))
         if chosen.seeds is not None:
             lines.insert(1, ("seeds", f"{', '.join(map(str, chosen.seeds))}: the first is shown"))
+        if as_json:
+            plans.append({"name": trial.name, **planning.as_dict(x, lines)})
+            continue
         for key, value in lines:
             table.add_row(key, value)
         console.print(table)
+    if as_json:
+        print_json({"runs": plans})
 
 
 for command in (several.study, several.tune, several.paper):
@@ -157,14 +175,10 @@ def bench(
     seconds: Annotated[
         float | None, typer.Option(min=0, help="Begin no round after so many seconds; 20, or 60 with --rules.")
     ] = None,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write what was measured as JSON.")] = None,
+    as_json: JsonArg = False,
     trust: TrustArg = False,
 ) -> None:
     """Run a few rounds and show where their time goes; nothing of the run is written."""
-    if json is not None and (
-        json.is_dir() or not os.access(json if json.exists() else json.absolute().parent, os.W_OK)
-    ):
-        raise ConfigError(f"--json={str(json)!r}: it cannot be written: give the path of a file in an existing folder")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     chosen = loaded(config, overrides, trust=trust)
     from fedfleet.commands import bench as measuring
@@ -174,10 +188,12 @@ def bench(
     experiment, tell = campaign.only(chosen, "bench"), progress(stderr=True).say
     given = {k: v for k, v in {"rounds": rounds, "seconds": seconds}.items() if v is not None}
     measure, show = (turns.take_turns, turns.show) if rules else (measuring.measure, measuring.show)
-    found = measure(experiment, tell=tell, **given)
-    show(found, wide())
-    if json is not None:
-        json.write_text(dumps(found, indent=2) + "\n", encoding="utf-8")
+    with apart(as_json):
+        result = measure(experiment, tell=tell, **given)
+    if as_json:
+        print_json(result)
+    else:
+        show(result, wide())
 
 
 @app.command()
@@ -237,9 +253,9 @@ def list_(
     from fedfleet.commands import show_named
 
     kinds = show_named.kinds()
-    if (found := show_named.called(what, kinds)) is None:
+    if (result := show_named.called(what, kinds)) is None:
         raise ConfigError(f"list {what!r}: choose one of {', '.join(kinds)}")
-    typer.echo(show_named.listed(found))
+    typer.echo(show_named.listed(result))
 
 
 @app.command()
@@ -287,19 +303,32 @@ def report(
     target: Annotated[
         str | None, typer.Option(help="Say what it took to reach this, such as eval/accuracy=0.8.")
     ] = None,
+    as_json: JsonArg = False,
 ) -> None:
     """Write one report on one or several runs."""
     from fedfleet.config.resolve import parse_until
-    from fedfleet.report import write_report
+    from fedfleet.report import run_folders, write_report
     from fedfleet.report.study_tables import MARK, Target
 
     if out is None and (runs[0] / MARK).exists():
         raise ConfigError(f"{runs[0]}: a study, whose own report.html would be lost: give --out")
     try:
         wanted = None if target is None else Target(*parse_until(target, "--target"))
-        typer.echo(write_report(runs, out or runs[0], wanted))
+        written = write_report(runs, out or runs[0], wanted)
+        if as_json:
+            print_json(_ended(written.parent, True, run_folders(runs)))
+        else:
+            typer.echo(written)
     except ValueError as e:
         raise ConfigError(str(e)) from None
+
+
+def _ended(folder: Path, report: bool, runs: Iterable[Path]) -> dict[str, Any]:
+    """Return what there is to say of runs in JSON: their folder, their report, and the summary of each."""
+    from fedfleet.files.summary import summary_of
+
+    page = folder / "report.html" if report else None
+    return {"folder": folder, "report": page, "runs": [{"folder": run, "summary": summary_of(run)} for run in runs]}
 
 
 def _new_folder(config: Path) -> Path:
@@ -314,6 +343,8 @@ def _new_folder(config: Path) -> Path:
 
 def main() -> None:
     """Run the command line and end the process with its status: 2 for bad input, 1 for a failed run, 130 or 143 if interrupted."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a label may have letters that a terminal has not
     if strange := [text for text in sys.argv if "\0" in text]:  # as where it is called from Python
         _end(f"error: {strange[0]!r}: text with the character NUL, which no path has: leave it out", BAD_INPUT)
     try:
@@ -326,8 +357,8 @@ def main() -> None:
     except FedfleetError as e:
         _end(f"failed: {e}", FAILED)
     except Interrupted as e:
-        mend, status = e.args
-        _end(f"interrupted: {mend}", status)
+        fix, status = e.args
+        _end(f"interrupted: {fix}", status)
     except KeyboardInterrupt:
         _end("interrupted", INTERRUPTED)
     except Exception as e:

@@ -1,4 +1,4 @@
-"""What a shell completes: names and run folders.
+"""Shell completion of names and run folders.
 
 A key press waits for it, so PyTorch is imported only where names are not known yet.
 """
@@ -26,7 +26,7 @@ def kinds(incomplete: str) -> list[str]:
 
 def shown(incomplete: str) -> list[str]:
     """Return what `show` shows, but for sections."""
-    return _begun(("data", "compatibility", "config", *built_in()), incomplete)
+    return _begun(("data", "compatibility", "config", "correction", *built_in()), incomplete)
 
 
 def named(ctx: click.Context, incomplete: str) -> list[str]:
@@ -55,11 +55,11 @@ def built_in() -> dict[str, list[str]]:
         return json.loads(kept.read_text(encoding="utf-8"))
     from fedfleet.commands import show_named
 
-    found = {kind: list(of.registry) for kind, of in show_named.kinds().items()}
+    result = {kind: list(of.registry) for kind, of in show_named.kinds().items()}
     with suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(found), encoding="utf-8")
-    return found
+        kept.write_text(json.dumps(result), encoding="utf-8")
+    return result
 
 
 def runs(incomplete: str) -> list[str]:

@@ -122,8 +122,8 @@ def _kind(totals: Any) -> str:
 def _table(source: Path, out: Path, test: Path | None, layout: Any, asked: dict[str, Any]) -> Any:
     from fedfleet.datasets.convert import convert as convert_table
     from fedfleet.datasets.example_table import Columns
-    from fedfleet.datasets.given import check_aim
     from fedfleet.datasets.texts import Reading
+    from fedfleet.datasets.user_data import check_aim
 
     check_aim(asked.get("label"), aim := asked.get("target"))
     called = {name: asked[name] for name in ("client", "label", "domain", "text", "without") if name in asked}

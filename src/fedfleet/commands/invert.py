@@ -67,7 +67,7 @@ class Asked(NamedTuple):
     how: How
 
 
-class Outcome(NamedTuple):
+class Rebuilt(NamedTuple):
     """What was set out from; labels (n,) that were taken and examples found, in the order of the originals; all numbers."""
 
     attacked: Attacked
@@ -89,7 +89,7 @@ def search(method: Any, iterations: int | None, tv: float, restarts: int | None)
 
 def invert(
     source: Path, overrides: list[str] | None, asked: Asked, tell: Callable[[str], None], *, trust: bool = False
-) -> Outcome:
+) -> Rebuilt:
     """Attack the run of a configuration, a YAML file, or a run in a folder. Raises ConfigError, and what its rounds do."""
     with tempfile.TemporaryDirectory() as scratch, closing(LocalExecutor()) as executor:
         x, at = _position(source, overrides, asked.round, Path(scratch), trust)
@@ -112,16 +112,16 @@ def _position(
         if wanted is not None and wanted >= x.config.rounds:
             raise ConfigError(f"--round {wanted}: the run has rounds 0 to {x.config.rounds - 1}: choose one of them")
         return x, start(x.algorithm, x.z, x.problem, x.conditions())
-    config, found = changed(source / "config.yaml", overrides, trust=trust), _checkpoint(source, wanted)
-    last = max(config.rounds, found.rounds if found else 0)
+    config, result = changed(source / "config.yaml", overrides, trust=trust), _checkpoint(source, wanted)
+    last = max(config.rounds, result.rounds if result else 0)
     if wanted is not None and wanted > last:
         raise ConfigError(
             f"--round {wanted}: the run has rounds 0 to {last - 1}, and {last} would be the next: choose one"
         )
-    x = _checked(Prepared(config if found is None else config.model_copy(update={"warm_start": None})))
-    if found is None:
+    x = _checked(Prepared(config if result is None else config.model_copy(update={"warm_start": None})))
+    if result is None:
         return x, start(x.algorithm, x.z, x.problem, x.conditions())
-    if found.account["data"] != x.fingerprint:
+    if result.account["data"] != x.fingerprint:
         raise ConfigError(f"{source}: its clients or test data were others: give the data of the run")
     states = scratch / STATES  # a copy: rounds that are played write there
     if (kept := source / CHECKPOINTS / STATES).exists():
@@ -131,8 +131,8 @@ def _position(
         except OSError as e:
             raise ConfigError(f"{kept}: cannot be read ({one_line(e)}): bring back the file of the run") from None
     at = start(x.algorithm, x.z, x.problem, x.conditions(), states)
-    at.memory.restore(found.remembered)
-    at.index, at.clock_s, at.state = found.rounds, found.clock_s, found.state
+    at.memory.restore(result.remembered)
+    at.index, at.clock_s, at.state = result.rounds, result.clock_s, result.state
     return x, at
 
 
@@ -145,15 +145,15 @@ def _checkpoint(folder: Path, wanted: int | None) -> Checkpoint | None:
     """Return the last checkpoint of a run that is whole and not after a round; None where the run has to begin anew."""
     for path in sorted((folder / CHECKPOINTS).glob("round-*.safetensors"), reverse=True):
         try:
-            found = read_checkpoint(path)
+            result = read_checkpoint(path)
         except Damaged:
             continue
-        if wanted is None or found.rounds <= wanted:
-            return found
+        if wanted is None or result.rounds <= wanted:
+            return result
     return None
 
 
-def attack(x: Prepared, at: Attacked, asked: Asked, index: int, tell: Callable[[str], None]) -> Outcome:
+def attack(x: Prepared, at: Attacked, asked: Asked, index: int, tell: Callable[[str], None]) -> Rebuilt:
     """Rebuild the examples, and compare them. Raises ConfigError for what the method is not for."""
     how, shape, key = asked.how, tuple(at.x.shape), rng.fold(rng.key(x.config.seed), "inversion")
     images = len(shape) == 4
@@ -172,14 +172,14 @@ def attack(x: Prepared, at: Attacked, asked: Asked, index: int, tell: Callable[[
         assert at.parts.first is not None
         weight, bias = (at.observed[part] for part in at.parts.first)
         x0 = closed_form(weight.view(len(bias), -1), bias).view(shape).clamp(*at.box)
-        found = Found(x0, float(cosine(at.simulate(x0, y), at.observed)))
+        result = Found(x0, float(cosine(at.simulate(x0, y), at.observed)))
     else:
         with _shown(how, tell) as show:
-            found = rebuilt(at.simulate, at.observed, shape, y, at.box, how, key, show)
+            result = rebuilt(at.simulate, at.observed, shape, y, at.box, how, key, show)
     seconds = time.monotonic() - started
-    order = matched(at.x, found.x)
-    numbers = _numbers(x, at, asked, index, y, found, order)
-    return Outcome(at, y[order], found.x[order], numbers, seconds)
+    order = matched(at.x, result.x)
+    numbers = _numbers(x, at, asked, index, y, result, order)
+    return Rebuilt(at, y[order], result.x[order], numbers, seconds)
 
 
 def _labels(at: Attacked, noise: Tensor) -> Tensor:
@@ -195,11 +195,11 @@ def _labels(at: Attacked, noise: Tensor) -> Tensor:
 
 
 def _numbers(
-    x: Prepared, at: Attacked, asked: Asked, index: int, y: Tensor, found: Found, order: Tensor
+    x: Prepared, at: Attacked, asked: Asked, index: int, y: Tensor, result: Found, order: Tensor
 ) -> dict[str, Any]:
     """Return all that is to be told, as plain data."""
     width = at.box[1] - at.box[0]
-    rows = _likeness(at.x, found.x[order], width)
+    rows = _likeness(at.x, result.x[order], width)
     blind = _likeness(at.x, at.blind, width)
     mine = (at.owner == at.client).tolist()
     classes = 1 + max(int(at.y.max()), int(y.max()))
@@ -208,7 +208,7 @@ def _numbers(
         {"client": c, "label": a, "taken_label": b, **{k: v[i] for k, v in rows.items()}}
         for i, (c, a, b) in enumerate(zip(at.owner.tolist(), at.y.tolist(), y[order].tolist(), strict=True))
     ]
-    again = at.simulate(found.x, y).detach()
+    again = at.simulate(result.x, y).detach()
     return {
         "client": at.client,
         "round": index,
@@ -234,10 +234,10 @@ def _numbers(
 
 def _likeness(originals: Tensor, others: Tensor, width: float) -> dict[str, list[float]]:
     errors = squared_errors(originals, others)
-    found = {"mse": errors / width**2, "psnr": psnr(errors, width)}
+    result = {"mse": errors / width**2, "psnr": psnr(errors, width)}
     if originals.dim() == 4 and min(originals.shape[2:]) >= WINDOW:
-        found["ssim"] = ssim(originals, others, width)
-    return {k: v.tolist() for k, v in found.items()}
+        result["ssim"] = ssim(originals, others, width)
+    return {k: v.tolist() for k, v in result.items()}
 
 
 def _means(rows: dict[str, list[float]], which: Sequence[bool]) -> dict[str, float]:
@@ -269,7 +269,7 @@ def _shown(how: How, tell: Callable[[str], None]) -> Iterator[Callable[[int, int
             live.stop()
 
 
-def tables(done: Outcome) -> Iterator[Table]:
+def tables(done: Rebuilt) -> Iterator[Table]:
     """Yield the tables: what was found all in all, and of each of the client's examples."""
     n = done.numbers
     table = Table(title=f"client {n['client']}, round {n['round']}", show_header=False)
@@ -301,7 +301,7 @@ def _told(mean: dict[str, float]) -> str:
     return f"PSNR {mean['psnr']:.1f} dB, MSE {mean['mse']:.3g}{similar}"
 
 
-def write(done: Outcome, out: Path) -> None:
+def write(done: Rebuilt, out: Path) -> None:
     """Write the numbers, the examples and a picture to a new folder. Raises ConfigError where it is taken."""
     from fedfleet.inversion.figure import draw  # matplotlib takes most of a second to import
 

@@ -18,7 +18,7 @@ from fedfleet.config.checking import unknown
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.progress import Progress
 from fedfleet.experiments.runfolder import ENVIRONMENT
-from fedfleet.experiments.trials import Trial
+from fedfleet.experiments.sweep import Trial
 from fedfleet.files import parquet
 from fedfleet.files.documents import YAML_BYTES, json_of, parse, text_of
 from fedfleet.files.summary import summary_of
@@ -110,7 +110,7 @@ class PaperTable(Options):
 def read(path: Path) -> PaperTable:
     """Read a table. Raises ConfigError."""
     try:
-        found = PaperTable.model_validate_json(json.dumps(parse(text_of(path, YAML_BYTES))), strict=True)
+        result = PaperTable.model_validate_json(json.dumps(parse(text_of(path, YAML_BYTES))), strict=True)
     except OtherEncoding as e:
         raise ConfigError(f"{path}: {e}") from None
     except ValidationError as e:
@@ -118,13 +118,13 @@ def read(path: Path) -> PaperTable:
         raise ConfigError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     except (OSError, TypeError, ValueError) as e:
         raise ConfigError(f"{path}: cannot be read ({one_line(e)}): give the YAML file of a table") from None
-    printed = {*found.columns, WORST, MEAN}
-    if strange := [f"{row}.{c}" for row, values in found.paper.items() for c in values if c not in printed]:
-        raise ConfigError(f"{path}: paper.{strange[0]}: no such column: choose of {', '.join(found.columns)}")
-    for key, columns in (("worst_of", found.worst_of), ("mean_of", found.mean_of)):
-        if unknown := [c for c in columns if c not in found.columns]:
-            raise ConfigError(f"{path}: {key}: {unknown[0]!r} is none of the columns {', '.join(found.columns)}")
-    return found
+    printed = {*result.columns, WORST, MEAN}
+    if strange := [f"{row}.{c}" for row, values in result.paper.items() for c in values if c not in printed]:
+        raise ConfigError(f"{path}: paper.{strange[0]}: no such column: choose of {', '.join(result.columns)}")
+    for key, columns in (("worst_of", result.worst_of), ("mean_of", result.mean_of)):
+        if unknown := [c for c in columns if c not in result.columns]:
+            raise ConfigError(f"{path}: {key}: {unknown[0]!r} is none of the columns {', '.join(result.columns)}")
+    return result
 
 
 def run(
@@ -147,12 +147,12 @@ def run(
         studying.plan(config, seeds=seeds, grid=False), progress, lambda row: _check(row, table, path)
     )
     errors = studying.run_trials(prepared, out, progress, jobs)
-    found = collected(prepared, table, out)
-    text = markdown(table, found) + _versions(prepared, out)
+    result = collected(prepared, table, out)
+    text = markdown(table, result) + _versions(prepared, out)
     write_text(out / "table.md", text)
-    write_text(out / "table.json", json.dumps(found, indent=2).replace("NaN", "null") + "\n")
+    write_text(out / "table.json", json.dumps(result, indent=2).replace("NaN", "null") + "\n")
     printed = {row: {c: _first(v) for c, v in columns.items()} for row, columns in table.paper.items()}
-    (out / "table.png").write_bytes(paper_figure.draw(table.title, found, printed))
+    (out / "table.png").write_bytes(paper_figure.draw(table.title, result, printed))
     if errors:
         progress.say(text)
     studying.check(errors, prepared.study)
@@ -183,19 +183,19 @@ def _check(row: Experiment, table: PaperTable, path: Path) -> None:
 
 def collected(prepared: studying.Prepared, table: PaperTable, out: Path) -> Found:
     """Return of each row the columns, and the worst of some, over the seeds in their order; scaled; NaN where there is none."""
-    found: Found = {}
+    result: Found = {}
     for trial in prepared.study.trials:
         folder = studying.folder(out, trial)
         summary = summary_of(folder)
         ended, final = summary.get("status") in ("finished", "stopped"), summary.get(table.value, {})
-        mine = found.setdefault(trial.label, {})
+        mine = result.setdefault(trial.label, {})
         for name, metric in table.of(trial).items():
             mine.setdefault(name, []).append(table.scale * _value(folder, final, metric) if ended else math.nan)
-    for mine in found.values():
+    for mine in result.values():
         for name, of, together in ((WORST, table.worst_of, _worst(table)), (MEAN, table.mean_of, statistics.fmean)):
             if of:
                 mine[name] = [together(seed) for seed in zip(*(mine[column] for column in of), strict=True)]
-    return found
+    return result
 
 
 def _less_is_better(table: PaperTable, column: str) -> bool:
@@ -221,9 +221,9 @@ def _value(run: Path, final: Mapping[str, float], metric: str) -> float:
     return float(known[-1])
 
 
-def markdown(table: PaperTable, found: Found) -> str:
+def markdown(table: PaperTable, result: Found) -> str:
     """Return the table in Markdown, ours and below it the paper's, and the differences from the baseline."""
-    return "\n".join([*_ours(table, found), *_differences(table, found)]) + "\n"
+    return "\n".join([*_ours(table, result), *_differences(table, result)]) + "\n"
 
 
 def _versions(prepared: studying.Prepared, out: Path) -> str:
@@ -233,14 +233,14 @@ def _versions(prepared: studying.Prepared, out: Path) -> str:
     return f"\nSeveral versions of packages, which may change numbers: {'; '.join(mixed)}.\n" if mixed else ""
 
 
-def _ours(table: PaperTable, found: Found) -> Iterator[str]:
-    first = next(iter(found.values()))
+def _ours(table: PaperTable, result: Found) -> Iterator[str]:
+    first = next(iter(result.values()))
     seeds = len(next(iter(first.values())))
     heads = [*first, "worst of the means"] if table.worst_of else list(first)
     yield f"{table.title} ({table.source}); ours: mean ± standard deviation over {seeds} seeds\n"
     yield f"| {table.rows} | | {' | '.join(heads)} |"
     yield f"|---|---|{'---|' * len(heads)}"
-    for label, mine in found.items():
+    for label, mine in result.items():
         cells = [_mean(values, table.digits) for values in mine.values()]
         if table.worst_of:
             cells.append(f"{_worst(table)(statistics.fmean(mine[c]) for c in table.worst_of):.{table.digits}f}")
@@ -250,16 +250,16 @@ def _ours(table: PaperTable, found: Found) -> Iterator[str]:
             yield f"| | paper | {' | '.join(_printed(table.paper[label].get(c), table.digits) for c in names)} |"
 
 
-def _differences(table: PaperTable, found: Found) -> Iterator[str]:
-    compared, one = table.compared(found), isinstance(table.baseline, str)
+def _differences(table: PaperTable, result: Found) -> Iterator[str]:
+    compared, one = table.compared(result), isinstance(table.baseline, str)
     if not compared:
         return
-    columns = next(iter(found.values()))
+    columns = next(iter(result.values()))
     yield f"\nDifferences{f' from {table.baseline}' if one else ''}, seed by seed: mean ± standard error (seeds that are better)\n"
     yield f"| {table.rows} | {' | '.join(columns)} |"
     yield f"|---|{'---|' * len(columns)}"
     for label, base in compared.items():
-        gaps = {c: [a - b for a, b in zip(found[label][c], found[base][c], strict=True)] for c in columns}
+        gaps = {c: [a - b for a, b in zip(result[label][c], result[base][c], strict=True)] for c in columns}
         cells = (_gap(each, table.digits, _less_is_better(table, c)) for c, each in gaps.items())
         yield f"| {label if one else f'{label} beside {base}'} | {' | '.join(cells)} |"
 

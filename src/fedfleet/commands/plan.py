@@ -1,24 +1,25 @@
-"""What a run would do: sizes, blocks, messages and memory, without running it."""
+"""The plan of a run: sizes, blocks, messages and memory, without running it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pydantic import BaseModel
 
 from fedfleet.algorithms.wrapping import WrapperOptions
 from fedfleet.assembly.executors import on_ray
-from fedfleet.config import rules, timing
+from fedfleet.config import participation, rules, timing
 from fedfleet.config.executor import Executor
-from fedfleet.config.made import Place, places
+from fedfleet.config.plugins import Place, places
 from fedfleet.config.selection import asked
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.runner import where
 from fedfleet.middleware.secure_aggregation import wrap as secured
 from fedfleet.report.words import span
+from fedfleet.simulator.algorithm import Buffer
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.fleet.hardware import Machines
+from fedfleet.simulator.fleet.hardware import HeterogeneousDevices
 from fedfleet.simulator.registry import ByPath
 from fedfleet.tasks.adapters import Adapted
 from fedfleet.tasks.maker import Maker
@@ -42,7 +43,7 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
     yield "clients", f"{x.problem.clients:,} with {summary.min_examples} to {summary.max_examples} examples each"
     yield "tested on", x.examples["tested_on"]
     if told := x.advice():
-        yield "mend", "\n".join(told)
+        yield "advice", "\n".join(told)
     if x.root is not None:
         yield "examples of the server's own", f"{x.root.summary().max_examples:,}"
     if x.config.domains.asked:
@@ -65,10 +66,16 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
     yield "phases a round", ", ".join(p.name for p in x.algorithm.phases)
     if told := "; ".join(_steps(x)):
         yield "local steps", told
-    waits = (
-        "answers a server step" if x.algorithm.asynchronous else f"invited a phase, respond: {x.config.cohort.respond}"
-    )
+    match x.algorithm.asynchronous:
+        case None:
+            waits = f"invited a phase, wait_for: {x.config.cohort.wait_for}"
+        case Buffer(seconds=None):
+            waits = "answers a server step"
+        case Buffer(seconds=seconds):
+            waits = f"at work, a server step every {seconds:.3g} s"
     yield "cohort", f"{invite} {waits}, availability: {x.config.availability.kind}"
+    if told := participation.spread(x.federation, x.population):
+        yield "clients online", told
     yield "blocks a phase", f"up to {-(-invite // block)} of {block} clients"
     yield "executor", f"{where(x)}, {e.inner}, {e.threads_per_actor} threads, {e.device}"
     if e.kind == "ray" and e.address is not None:
@@ -89,8 +96,8 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
         down = f"{'at most ' * mostly}{most / 1e6:.3g} MB"
     invited = asked(x.config.cohort)
     for promise in x.promises:
-        yield promise.key.replace("_", " "), promise.told()
-    if (told := secured.told(x.config.secure_aggregation, x.algorithm, invited)) is not None:
+        yield promise.key.replace("_", " "), promise.plan_text()
+    if (told := secured.plan_text(x.config.secure_aggregation, x.algorithm, invited)) is not None:
         yield "secure aggregation", told
         up, down = (
             f"{invite * secured.sent_each(x.algorithm, invited) / 1e6:.3g}",
@@ -101,19 +108,28 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
         yield "code of one's own", "\n".join(mine)
     if x.attack is not None:
         yield "attack", f"{x.config.attack.kind} by {len(x.attack.attackers):,} of {x.problem.clients:,} clients"
-    if isinstance(x.federation.devices, Machines):
+    if isinstance(x.federation.devices, HeterogeneousDevices):
         seconds, parts = timing.typical(x.federation.devices, x.algorithm, x.problem, x.costs)
-        if x.algorithm.asynchronous:
-            given = x.config.algorithm
-            yield (
-                "server step, median device",
-                f"{timing.between_steps(seconds, given.buffer, given.concurrency, x.problem.clients)}: {parts}",
-            )
+        if (buffer := x.algorithm.asynchronous) is not None:
+            yield "server step, median device", f"{timing.between_steps(seconds, buffer, x.problem.clients)}: {parts}"
         else:
             middle = timing.middle(x.federation.devices, x.problem.clients)
             if more := secured.waits_s(x.algorithm, middle, x.problem.clients, invited):
                 seconds, parts = seconds + more, f"{parts}, exchanges of secure aggregation and masks {more:.3g} s"
             yield "round, median device", f"{seconds:.3g} s: {parts}"
+
+
+def as_dict(x: Experiment, lines: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Return a plan as plain data: figures, the lines of ``describe``, and the configuration with its defaults."""
+    return {
+        "clients": x.problem.clients,
+        "cohort": x.answers,
+        "floats": T.count(x.z),
+        "model_bytes": T.num_bytes(x.z),
+        "phases": [p.name for p in x.algorithm.phases],
+        "lines": dict(lines),
+        "config": x.config.model_dump(mode="json"),
+    }
 
 
 def _told(here: Place) -> str:
@@ -131,7 +147,7 @@ def _filled(x: Experiment) -> str:
 
 def _steps(x: Experiment) -> Iterator[str]:
     """Say of each phase how many local steps clients take, on how many examples each."""
-    works = {p.name: [stage.batches for stage in p.work.stages if stage.batches.works] for p in x.algorithm.phases}
+    works = {p.name: [stage.batches for stage in p.work.loops if stage.batches.works] for p in x.algorithm.phases}
     for name, steps in timing.local_steps(x.algorithm, x.population).items():
         sizes = {
             "all" if plan.size is None else f"{'about' if plan.drawn else 'up to'} {plan.size}" for plan in works[name]
@@ -163,17 +179,17 @@ def _text(value: Any) -> str:
 def _nodes(e: Executor, address: str, invite: int) -> Iterator[str]:
     """Yield how many actors a cluster has room for and, a line a node, what would go there of a phase of so many clients."""
     nodes = on_ray("nodes")
-    found = nodes.visit(
+    result = nodes.visit(
         address, nodes.Need(e.cpus_per_actor, e.gpus_per_actor, round((e.memory_per_actor_gb or 0.0) * 1e9))
     )
-    wanted = found.total if e.actors == "auto" else e.actors
-    actors = found.spread(wanted)
+    wanted = result.total if e.actors == "auto" else e.actors
+    actors = result.spread(wanted)
     total, blocks = sum(actors.values()), -(-invite // int(e.block_size))
     waiting = f", {wanted - total} wait for nodes to join" if wanted > total else ""
-    yield f"room for {found.total} actors, {total} come up at once{waiting}"
-    for node, room in sorted(found.room.items(), key=lambda item: found.address[item[0]]):
-        told = f"{found.address[node]}: room for {room}"
-        if node in found.leaving:
+    yield f"room for {result.total} actors, {total} come up at once{waiting}"
+    for node, room in sorted(result.room.items(), key=lambda item: result.address[item[0]]):
+        told = f"{result.address[node]}: room for {room}"
+        if node in result.leaving:
             yield f"{told}, which leaves"
         else:
             share = actors[node] / max(1, total)

@@ -106,15 +106,15 @@ def measure(
     The first of them, the rule's choice, is always measured. Those much slower than the fastest take no further turns.
     """
     started = perf_counter()
-    found = [Candidate(how) for how in hows]
+    result = [Candidate(how) for how in hows]
     pace = _pace(executor, simulation, hows[0], seconds)
-    running = [(c, _rounds(executor, simulation, c.how)) for c in found]
+    running = [(c, _rounds(executor, simulation, c.how)) for c in result]
     turns = math.ceil(rounds / pace.a_turn)
     for turn in range(turns):
         for i, (candidate, records) in enumerate(running):
             spent = perf_counter() - started
             if turn and spent > seconds:
-                return found
+                return result
             if not turn and i and spent > FIRST_TURN * seconds:
                 break
             try:
@@ -127,11 +127,11 @@ def measure(
                 said = candidate.failed or f"{candidate.turns[0]:.4g} s a round"
                 tell(f"turn 1, {i + 1} of {len(running)}: {candidate.how}: {said}")
         left_s = (seconds - (perf_counter() - started)) / pace.a_turn
-        running = _promising(running, found[0], turn, left_s)
+        running = _promising(running, result[0], turn, left_s)
         if len(running) < 2:
             break
-        tell(f"turn {turn + 1} of {turns} done; {len(running)} of {len(found)} candidates left")
-    return found
+        tell(f"turn {turn + 1} of {turns} done; {len(running)} of {len(result)} candidates left")
+    return result
 
 
 class _Pace(NamedTuple):
@@ -171,15 +171,15 @@ def _rounds(executor: Executor, s: Simulation, how: How) -> Iterator[RoundRecord
     return simulate(s.algorithm, s.z, s.problem, conditions, InnerExecutor(executor, how.inner), 2**31)
 
 
-def compared(found: list[Candidate]) -> dict[str, Any]:
+def compared(result: list[Candidate]) -> dict[str, Any]:
     """Return candidates as plain data: seconds a round, and the ratios to the first given, the rule's choice.
 
     Those that took all turns come first, the fastest of them at the top.
 
     Raises FedfleetError where all failed.
     """
-    rule = found[0]
-    there = [c for c in found if c.turns and c.failed is None]
+    rule = result[0]
+    there = [c for c in result if c.turns and c.failed is None]
     if not there:
         raise FedfleetError(f"every candidate failed; {rule.how}: {rule.failed}")
     base = rule if rule in there else min(there, key=lambda c: median(c.turns))
@@ -187,7 +187,7 @@ def compared(found: list[Candidate]) -> dict[str, Any]:
     there.sort(key=lambda c: (len(c.turns) < most - 1, median(c.ratios(base))))  # the last turn may have been cut short
     best = there[0]
     rows = []
-    for c in [*there, *(c for c in found if c not in there)]:
+    for c in [*there, *(c for c in result if c not in there)]:
         ratios = c.ratios(base)
         row = {
             **c.how._asdict(),
@@ -221,21 +221,21 @@ def take_turns(
         tell(f"starting: {describe(x)}; {len(hows)} candidates, up to {seconds:g} s")
         executor.start(x.setup())
         simulation = Simulation(x.algorithm, x.z, x.problem, x.conditions())
-        found = compared(measure(executor, simulation, hows, seconds, rounds, tell))
-    for row in found["candidates"]:
+        result = compared(measure(executor, simulation, hows, seconds, rounds, tell))
+    for row in result["candidates"]:
         row["configured"] = configured == (row["inner"], row["block_size"])
-    return {"run": describe(x), "executor": e.model_dump(mode="json"), **found}
+    return {"run": describe(x), "executor": e.model_dump(mode="json"), **result}
 
 
-def show(found: dict[str, Any], console: Console) -> None:
+def show(result: dict[str, Any], console: Console) -> None:
     """Print what was measured, and the keys to set."""
-    console.print(found["run"], markup=False, soft_wrap=True)
+    console.print(result["run"], markup=False, soft_wrap=True)
     table = Table(
         title="Rounds without evaluation; those that took all turns first, then the fastest", title_justify="left"
     )
     for i, name in enumerate(("inner", "block_size", "s a round", "relative (least to most)", "turns", "")):
         table.add_column(name, justify="right" if 0 < i < 5 else "left", overflow="fold")
-    for row in found["candidates"]:
+    for row in result["candidates"]:
         marks = [text for text, marked in _marks(row).items() if marked]
         numbers = ("-", "-")
         if row["turns"]:
@@ -248,10 +248,10 @@ def show(found: dict[str, Any], console: Console) -> None:
         table.add_row(row["inner"], f"{row['block_size']}", *numbers, f"{row['turns']}", ", ".join(marks))
     console.print(table)
     console.print("relative: seconds a round over those of the rule's choice, median over the turns", soft_wrap=True)
-    inner, size = found["best"]["inner"], found["best"]["block_size"]
-    console.print(f"fastest: {' '.join(found['keys'])}", soft_wrap=True)
+    inner, size = result["best"]["inner"], result["best"]["block_size"]
+    console.print(f"fastest: {' '.join(result['keys'])}", soft_wrap=True)
     console.print(f"in YAML: executor: {{inner: {inner}, block_size: {size}}}", soft_wrap=True)
-    for line in _advice(found):
+    for line in _advice(result):
         console.print(line, soft_wrap=True)
 
 
@@ -259,8 +259,8 @@ def _marks(row: dict[str, Any]) -> dict[str, bool]:
     return {"rule": row["rule"], "configured": row["configured"] and not row["rule"], "best": row["best"]}
 
 
-def _advice(found: dict[str, Any]) -> list[str]:
-    rule, best = found["rule"], found["best"]
+def _advice(result: dict[str, Any]) -> list[str]:
+    rule, best = result["rule"], result["best"]
     if best["rule"]:
         return ["That is the rule's choice: leave both keys at auto."]
     said = []

@@ -33,8 +33,8 @@ def config() -> Schema:
 
 def table() -> Schema:
     """Return the schema of a table, what ``fedfleet paper`` takes."""
-    found = PaperTable.model_json_schema()
-    return _finished("table", found, found.pop("$defs", {}))
+    result = PaperTable.model_json_schema()
+    return _finished("table", result, result.pop("$defs", {}))
 
 
 KINDS = {"config": config, "table": table}
@@ -64,22 +64,22 @@ def _with_overrides(root: Schema, defs: dict[str, Schema]) -> None:
 
 def _changes(where: str, properties: Mapping[str, Schema], defs: dict[str, Schema]) -> None:
     """Define what overrides may say of a section, below definitions of the sections in it: any of its keys, none of them needed."""
-    found, below = {}, {}
+    result, below = {}, {}
     for key, given in properties.items():
         inside, others = _inside(given, defs)
-        found[key] = given
+        result[key] = given
         if inside:
             name = f"{where}.{key}"
             _changes(name, inside, defs)
-            found[key] = _told(given) | {"anyOf": [*others, {"$ref": f"#/$defs/{name}"}]}
+            result[key] = _told(given) | {"anyOf": [*others, {"$ref": f"#/$defs/{name}"}]}
             for each in defs[name]["properties"]:
-                found[f"{key}.{each}"] = {"$ref": f"#/$defs/{name}/properties/{each}"}
+                result[f"{key}.{each}"] = {"$ref": f"#/$defs/{name}/properties/{each}"}
             below |= {f"^{key}\\.{k[1:]}": v for k, v in defs[name]["patternProperties"].items()}
         elif (free := _free(given, defs)) is not None:
             below[f"^{key}\\."] = free
     defs[where] = {
         "type": "object",
-        "properties": found,
+        "properties": result,
         "patternProperties": below,
         "additionalProperties": False,
     }
@@ -87,16 +87,16 @@ def _changes(where: str, properties: Mapping[str, Schema], defs: dict[str, Schem
 
 def _inside(given: Schema, defs: dict[str, Schema]) -> tuple[dict[str, Schema], list[Schema]]:
     """Return the keys of a section, those of all its names together, if it is one, and what else may stand in its place."""
-    found: dict[str, list[Schema]] = {}
+    result: dict[str, list[Schema]] = {}
     others = []
     for alternative in _alternatives(given, defs):
         if not alternative.get("properties"):
             others.append(alternative)
         for key, each in alternative.get("properties", {}).items():
-            known = found.setdefault(key, [])
+            known = result.setdefault(key, [])
             if each not in known:
                 known.append(each)
-    return {k: each[0] if len(each) == 1 else {"anyOf": each} for k, each in found.items()}, others
+    return {k: each[0] if len(each) == 1 else {"anyOf": each} for k, each in result.items()}, others
 
 
 def _alternatives(given: Schema, defs: dict[str, Schema]) -> Iterator[Schema]:

@@ -1,4 +1,4 @@
-"""Who is online: the availability of a configuration as a table and as a picture."""
+"""Availability of a configuration: who is online, as a table and as a picture."""
 
 from __future__ import annotations
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from rich.table import Table
 
+from fedfleet.algorithms.domain_participation import correction_of
+from fedfleet.algorithms.options import AlgorithmOptions
 from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.assembly import task_setup
 from fedfleet.assembly.algorithm import wrapped
 from fedfleet.assembly.prepared import Prepared
 from fedfleet.commands.show_named import example
@@ -23,9 +26,13 @@ PLAIN_WIDTH = 200
 BY_ALGORITHM, BY_FEATURE = "Algorithms and features", "Features beside each other"
 PAGE = """# What goes with what
 
-Which features an algorithm takes, and which go together. An empty cell goes; a word says what is lacking, and stands below.
-Each algorithm is tried on a small run, with `weight: uniform` where it has that option. A configuration that cannot run is refused
-before it begins, with the key, the reason and what to do. Made by `fedfleet show compatibility --out docs/compatibility.md`.
+This page says which features an algorithm takes, and which go together. Look here before you
+combine them; a run that cannot work is refused before it begins, with the key, the reason and what
+to do.
+
+An empty cell works. A word says what is lacking, and is explained below. Each algorithm is tried on
+a small run, with `weight: uniform` if it has that option. The page is made by
+`fedfleet show compatibility --out docs/reference/compatibility.md`.
 """
 TRIAL, NONE = "a trial", "no option"
 NOISE = {"clip_norm": 1.0, "delta": 1e-3, "noise_multiplier": 1.0}
@@ -34,7 +41,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "example_privacy": {"example_privacy": NOISE},
     "secure_aggregation": {"secure_aggregation": {"clip": 1.0, "rounding": "toward_zero"}},
     "transforms.up": {"transforms": {"up": ["fp16"]}},
-    "up with feedback": {"transforms": {"up": [{"name": "top_k", "share": 0.1, "feedback": True}]}},
+    "up with feedback": {"transforms": {"up": [{"name": "top_k", "share": 0.1, "error_feedback": True}]}},
     "down with delta": {"transforms": {"down": ["delta", "bf16"]}},
     "poisoning": {"attack": {"kind": "label_flip", "share": 0.1}},
     "colluding": {"attack": {"kind": "alie", "share": 0.1}},
@@ -57,7 +64,7 @@ WORLDS: tuple[dict[str, Any], ...] = (
     {**DIGITS, "task": {"name": "auc", **NET}},
     {**LOCAL, "population": BY_LABEL, "task": CLASSES},
     {**TO_BRIGHT, "task": {"name": "domain_adaptation"}},
-    {**TO_BRIGHT, "task": {"name": "two_heads"}, "cohort": {"invite": 2}},
+    {**TO_BRIGHT, "task": {"name": "two_heads"}, "cohort": {"size": 2}},
     {**LOCAL, "population": BY_LABEL, "task": {"name": "stochastic"}},
     {**LOCAL, "population": BY_LABEL, "task": {"name": "attentive"}},
     {**LOCAL, "population": {**BY_LABEL, "held_out": 0.25}, "task": CLASSES},
@@ -78,16 +85,19 @@ class Feature:
 def features() -> list[Feature]:
     """Return what algorithms are held against, and each other."""
     plain = Prepared(load(WORLDS[0], {"algorithm.name": "fedavg", "algorithm.weight": "uniform"}))
-    found = []
+    result = []
     for name, given in FEATURES.items():
         config = load(plain.config, given)
         ways = steps(config, "up"), steps(config, "down")
         there = requirements.needs(plain.config, plain.algorithm, (), ())
-        needs = [n for n in requirements.needs(config, plain.algorithm, *ways) if n not in there]
+        made = task_setup.algorithm(
+            config, plain.task
+        )  # another than the plain one, where an option of it is the feature
+        needs = [n for n in requirements.needs(config, made, *ways) if n not in there]
         took = list(requirements.breaks(plain.config, plain.algorithm, plain.task, (), ()))
-        breaks = [b for b in requirements.breaks(config, plain.algorithm, plain.task, *ways) if b not in took]
-        found.append(Feature(name, given, tuple(needs), tuple(breaks)))
-    return found
+        breaks = [b for b in requirements.breaks(config, made, plain.task, *ways) if b not in took]
+        result.append(Feature(name, given, tuple(needs), tuple(breaks)))
+    return result
 
 
 def lacking(needs: Iterable[Need], breaks: Sequence[Break]) -> str:
@@ -127,14 +137,21 @@ def _row(x: Prepared, asked: Sequence[Feature]) -> list[str]:
     breaks += of_trial(x.bare, seen, x.config.algorithm.name)
     mine = list(requirements.needs(x.config, x.bare, (), ()))
     slots = {slot: 1.0 for sent in seen.sent.values() for slot in sent}
-    found = []
+    result = []
     for feature in asked:
-        if feature.name == "memory" and "correction" not in type(x.config.algorithm).model_fields:
-            found.append(NONE)
+        if feature.name == "memory" and memory(x.config.algorithm) is None:
+            result.append(NONE)
             continue
         lack = lacking(feature.needs, breaks) or lacking(mine, feature.breaks)
-        found.append(lack or _wrapped(x, feature, breaks, slots))
-    return found
+        result.append(lack or _wrapped(x, feature, breaks, slots))
+    return result
+
+
+def memory(algorithm: AlgorithmOptions) -> str | None:
+    """Return the correction with memory that an algorithm takes; None for none."""
+    how = correction_of(algorithm)
+    kinds = () if how is None else get_args(type(how).model_fields["kind"].annotation)
+    return next((kind for kind in ("fedvarp", "memory") if kind in kinds), None)
 
 
 def _wrapped(x: Prepared, feature: Feature, breaks: Sequence[Break], slots: dict[str, float]) -> str:
@@ -170,7 +187,7 @@ class Tables:
 def look(say: Callable[[str], None]) -> Tables:
     """Return all of it; ``say`` is told of each algorithm."""
     asked = features()
-    rows = [(name, ["?"] * len(FEATURES) if found is None else found) for name, found in of_algorithms(asked, say)]
+    rows = [(name, ["?"] * len(FEATURES) if result is None else result) for name, result in of_algorithms(asked, say)]
     beside = of_features(asked)
     used = {cell for _, cells in (*rows, *beside) for cell in cells}
     words = [(_called(fact), fact.value) for fact in Fact] + [
@@ -180,23 +197,23 @@ def look(say: Callable[[str], None]) -> Tables:
     return Tables(rows, beside, [(word, means) for word, means in words if word in used])
 
 
-def tables(found: Tables) -> Iterator[Table]:
+def tables(result: Tables) -> Iterator[Table]:
     """Yield tables for a terminal."""
-    for title, rows in ((BY_ALGORITHM, found.algorithms), (BY_FEATURE, found.features)):
+    for title, rows in ((BY_ALGORITHM, result.algorithms), (BY_FEATURE, result.features)):
         table = Table("", *FEATURES, title=title)
         for name, cells in rows:
             table.add_row(name, *cells)
         yield table
     words = Table("word", "what is needed", title="Words")
-    for row in found.words:
+    for row in result.words:
         words.add_row(*row)
     yield words
 
 
-def markdown(found: Tables) -> str:
+def markdown(result: Tables) -> str:
     """Return a page of the documentation."""
     lines = [PAGE]
-    for title, rows in ((BY_ALGORITHM, found.algorithms), (BY_FEATURE, found.features)):
+    for title, rows in ((BY_ALGORITHM, result.algorithms), (BY_FEATURE, result.features)):
         lines += [f"## {title}", "", _row_of(["", *FEATURES]), _row_of(["---"] * (len(FEATURES) + 1))]
         lines += [*(_row_of([f"`{name}`", *cells]) for name, cells in rows), ""]
     lines += [
@@ -204,7 +221,7 @@ def markdown(found: Tables) -> str:
         "",
         _row_of(["word", "the feature needs"]),
         _row_of(["---", "---"]),
-        *map(_row_of, found.words),
+        *map(_row_of, result.words),
     ]
     return "\n".join(lines) + "\n"
 

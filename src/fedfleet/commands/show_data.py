@@ -1,4 +1,4 @@
-"""Who holds what: the clients of a configuration as tables and as a picture, and their partition as a file."""
+"""Data of a configuration: what each client holds, as tables and as a picture, and the partition as a file."""
 
 from __future__ import annotations
 
@@ -91,10 +91,10 @@ def write_partition(config: Config, out: Path) -> str:
     data = _dealt(config)
     if not isinstance(data, Dataset):
         raise ConfigError(f"population.dataset={data.name!r}: it comes in clients, and none are dealt: choose another")
-    found = dealt(config, data)
+    result = dealt(config, data)
     about = {"data": data.name, "population": config.model_dump(mode="json")["population"]}
-    partition_file.write(out, found, data.train.y, about)
-    return f"{out}: {len(found.sizes):,} clients, {len(found.indices):,} of {len(data.train):,} examples"
+    partition_file.write(out, result, data.train.y, about)
+    return f"{out}: {len(result.sizes):,} clients, {len(result.indices):,} of {len(data.train):,} examples"
 
 
 def _labels(population: Population, ids: Tensor, classes: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""What can be named in a configuration, each thing with its options, and the other sections, as the code has them."""
+"""Names that a configuration may use, each with its options, and the other sections, as the code has them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from pydantic_core import PydanticUndefined
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from fedfleet.algorithms.papers import CORRECTIONS, PAPERS, Paper
+from fedfleet.algorithms.participation import Correction
 from fedfleet.commands.terminal import table
 from fedfleet.config.checking import model_in, section, unknown
-from fedfleet.config.made import OPTIONS, options_of
+from fedfleet.config.plugins import OPTIONS, options_of
 from fedfleet.config.schema import SECTIONS, Config
 from fedfleet.middleware.compression.codecs.delta import Delta
 from fedfleet.simulator import named
@@ -27,8 +29,34 @@ from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.registry import Registry, package
 
 BOUNDS = {Ge: ("≥", "ge"), Gt: (">", "gt"), Le: ("≤", "le"), Lt: ("<", "lt")}
+CORRECTION = "correction"
+"""A kind that is no section of its own, but an option of many algorithms."""
 PLAIN_WIDTH = 140
 OPTION = ("option", "type", "default", "")
+
+
+class Page(NamedTuple):
+    """What there is to say of a name, or of a section: on a terminal it prints as text and a table."""
+
+    name: str
+    about: str
+    source: str
+    """Formulas and citation."""
+    options: tuple[tuple[str, str, str, str], ...]
+    example: str
+    """YAML; nothing of a section."""
+
+    def __rich__(self) -> RenderableType:
+        """Return what a terminal shows."""
+        parts: list[RenderableType] = [Text.assemble((self.name, "bold"), f"  {self.about}")]
+        for more in (self.source, self.options and table(OPTION, self.options), self.example):
+            parts += [Text(""), Text(more) if isinstance(more, str) else more] if more else []
+        return Group(*parts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain data, the example as the value that its YAML has."""
+        options = [dict(zip(("option", "type", "default", "about"), row, strict=True)) for row in self.options]
+        return {**self._asdict(), "options": options, "example": yaml.safe_load(self.example)}
 
 
 class Kind(NamedTuple):
@@ -41,10 +69,10 @@ class Kind(NamedTuple):
 
 def kinds() -> dict[str, Kind]:
     """Return every kind by what it is called on the command line."""
-    found: dict[str, Kind] = {}
+    result: dict[str, Kind] = {}
     for key, of in SECTIONS.items():
-        found.setdefault(of.registry.kind, Kind(key, of.listed, of.registry))
-    return found
+        result.setdefault(of.registry.kind, Kind(key, of.listed, of.registry))
+    return result
 
 
 def sections() -> dict[str, type[BaseModel]]:
@@ -58,41 +86,51 @@ def called(word: str, known: Container[str]) -> str | None:
     return next((each for each in (word, word.removesuffix("s")) if each in known), None)
 
 
-def section_page(name: str) -> RenderableType:
+def section_page(name: str) -> Page:
     """Return what there is to say of a section: its keys; of the whole configuration those at the top."""
     of = sections()[name]
     whole = of is Config
-    rows = [row for row in fields(of) if not (whole and "." in row[0])]
+    rows = tuple(row for row in fields(of) if not (whole and "." in row[0]))
     more = "fedfleet show KEY, or KIND and NAME, says what is below a mapping." if whole else _sentence(of)
-    return Group(Text.assemble((name, "bold"), "  ", more), Text(""), table(OPTION, rows))
+    return Page(name, more, "", rows, "")
 
 
 def _packaged(of: Registry[Any]) -> dict[str, str]:
     """Return the names that installed packages add to those of fedfleet, and of each which package."""
-    found = {}
+    result = {}
     for name, several in of.packaged().items():
         told = " and ".join(map(_whose, several))
-        found[name] = told
+        result[name] = told
         if of.unclear(name) is not None:
             mine = of.about(name) if name in of else None
-            found[name] = f"refused, since it is not clear which: {'; '.join(filter(None, [mine, told]))}"
-    return found
+            result[name] = f"refused, since it is not clear which: {'; '.join(filter(None, [mine, told]))}"
+    return result
+
+
+def named_of(kind: str) -> dict[str, str]:
+    """Return a line on each name of a kind, those of installed packages too, and whose they are."""
+    if kind == CORRECTION:
+        return {
+            name: ", ".join(paper.title.replace("{", "").replace("}", "") for paper in CORRECTIONS[name])
+            for name in CORRECTIONS
+        }
+    of = kinds()[kind].registry
+    return {name: of.about(name) for name in of} | _packaged(of)
 
 
 def listed(kind: str) -> str:
-    """Return a line a name of a kind, those of installed packages too, and whose they are; callbacks have no others."""
-    of = kinds()[kind].registry
-    found = {name: of.about(name) for name in of} | _packaged(of)
-    if not found:
-        return (
-            f"none has a name: give module:name of your own, or install a package that adds {kind}s (docs/own_parts.md)"
-        )
-    width = max(map(len, found), default=0)
-    return "\n".join(f"{name:{width}}  {line}".rstrip() for name, line in found.items())
+    """Return a line a name of a kind; callbacks have none but those of packages."""
+    result = named_of(kind)
+    if not result:
+        return f"none has a name: give module:name of your own, or install a package that adds {kind}s (docs/guides/own_parts.md)"
+    width = max(map(len, result), default=0)
+    return "\n".join(f"{name:{width}}  {line}".rstrip() for name, line in result.items())
 
 
-def page(kind: str, name: str) -> RenderableType:
+def page(kind: str, name: str) -> Page:
     """Return what there is to say of a name. Raises ConfigError."""
+    if kind == CORRECTION:
+        return _correction(name)
     of = kinds()[kind]
     registry = of.registry
     if (wrong := registry.unclear(name)) is not None:
@@ -101,19 +139,20 @@ def page(kind: str, name: str) -> RenderableType:
         return _page_of(of, given)
     if name not in registry:
         there = registry.known()
-        raise ConfigError(unknown(f"show {kind}", name, there) if there else f"show {kind} {name}: {listed(kind)}")
-    options = registry[name].options
-    parts: list[RenderableType] = [Text.assemble((name, "bold"), "  ", registry.about(name))]
-    if said := registry[name].source:
-        parts += [Text(""), Text(said)]
-    rows = list(fields(options))
-    if rows:
-        parts += [Text(""), table(OPTION, rows)]
-    parts += [Text(""), Text(example(kind, name))]
-    return Group(*parts)
+        raise ConfigError(f"show {kind}={name!r}: {registry.unknown(name) if there else listed(kind)}")
+    entry = registry[name]
+    return Page(name, registry.about(name), entry.source, tuple(fields(entry.options)), example(kind, name))
 
 
-def _page_of(of: Kind, given: EntryPoint) -> RenderableType:
+def _correction(name: str) -> Page:
+    if name not in CORRECTIONS:
+        raise ConfigError(unknown(f"show {CORRECTION}", name, CORRECTIONS))
+    rows = tuple(row for row in fields(Correction) if row[0] in {"kind", *Correction.takes[name]})
+    about = "of an algorithm's mean, for clients that are heard less often than others (docs/algorithms/dropout.md)"
+    return Page(name, about, "", rows, f"algorithm: {{name: fedavg, correction: {{kind: {name}}}}}")
+
+
+def _page_of(of: Kind, given: EntryPoint) -> Page:
     """Return what there is to say of a name that a package gives: whose it is, its own words, what it is called with."""
     make = named.found(f"{of.section}: {given.name}, {package(given)}", given.value)
     takes = [p for p in named.parameters(make).values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
@@ -123,10 +162,21 @@ def _page_of(of: Kind, given: EntryPoint) -> RenderableType:
         (f"arguments.{p.name}", _annotated(p), _given(p), "") for p in takes if options is None or p.name != OPTIONS
     ]
     said = {of.registry.key: given.name}
-    parts: list[RenderableType] = [Text.assemble((given.name, "bold"), f"  {_whose(given)}")]
-    for more in (inspect.getdoc(make), rows and table(OPTION, rows), _yaml(of.section, [said] if of.listed else said)):
-        parts += [Text(""), Text(more) if isinstance(more, str) else more] if more else []
-    return Group(*parts)
+    text = _yaml(of.section, [said] if of.listed else said)
+    return Page(given.name, _whose(given), inspect.getdoc(make) or "", tuple(rows), text)
+
+
+def papers(kind: str, name: str) -> tuple[Paper, ...]:
+    """Return the papers of an algorithm, or of a correction; none of other parts."""
+    return {"algorithm": PAPERS, CORRECTION: CORRECTIONS}.get(kind, {}).get(name, ())
+
+
+def bibtex(kind: str, name: str) -> str:
+    """Return the papers of an algorithm or a correction as BibTeX. Raises ConfigError where there are none."""
+    page(kind, name)  # which refuses a name that is none
+    if not (cited := papers(kind, name)):
+        raise ConfigError(f"--bibtex: show {kind} {name} has no papers here: leave it out, and see its text")
+    return "\n\n".join(paper.bibtex for paper in cited)
 
 
 def _annotated(p: inspect.Parameter) -> str:
@@ -199,14 +249,14 @@ def _type(field: FieldInfo) -> str:
 
 
 def _bounds(metadata: Any) -> str:
-    found = []
+    result = []
     for each in metadata:
         if type(each) in BOUNDS:
             sign, attribute = BOUNDS[type(each)]
-            found.append(f"{sign} {getattr(each, attribute)}")
+            result.append(f"{sign} {getattr(each, attribute)}")
         elif isinstance(each, FieldInfo):
-            found.append(_bounds(each.metadata))
-    return ", ".join(filter(None, found))
+            result.append(_bounds(each.metadata))
+    return ", ".join(filter(None, result))
 
 
 def _told(annotation: Any) -> str:

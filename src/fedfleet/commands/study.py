@@ -20,14 +20,14 @@ from fedfleet.config.checking import unknown
 from fedfleet.config.population import Data
 from fedfleet.config.reading import override, read
 from fedfleet.config.schema import Config
-from fedfleet.experiments import campaign, trials
+from fedfleet.experiments import campaign, sweep
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.progress import Progress
 from fedfleet.experiments.resume import asked_for
 from fedfleet.experiments.runfolder import check_free, claim
 from fedfleet.experiments.same_run import WHERE, differences, leaves, without
 from fedfleet.experiments.side_by_side import Job, at_a_time, run_jobs
-from fedfleet.experiments.trials import Trial
+from fedfleet.experiments.sweep import Trial
 from fedfleet.files.summary import ended
 from fedfleet.files.writing import write_text
 from fedfleet.report.study_page import write_study_report
@@ -88,14 +88,14 @@ def plan(
             raise ConfigError(f"vary.{key}={show(values)}: give each value once")
     numbers = [*range(config.seed, config.seed + seeds)] if seeds is not None else config.seeds or [config.seed]
     config = C.with_overrides(config, {"vary": axes or None, "seeds": numbers})
-    axes = trials.axes(config)
-    found = []
-    for trial in trials.planned(config):
+    axes = sweep.axes(config)
+    result = []
+    for trial in sweep.planned(config):
         own = C.with_overrides(trial.config, {"executor.kind": "local"}) if in_process else trial.config
-        found.append(replace(trial, config=own, label=trial.label or trial.config.algorithm.name))
+        result.append(replace(trial, config=own, label=trial.label or trial.config.algorithm.name))
     wanted, key = (target, "--target") if target is not None else (config.until, "until")
     goal = None if wanted is None else Target(*resolve.parse_until(wanted, key))
-    return Study(config, tuple(found), axes, goal)
+    return Study(config, tuple(result), axes, goal)
 
 
 def varied(text: str) -> tuple[str, list[Any]]:
@@ -106,21 +106,21 @@ def varied(text: str) -> tuple[str, list[Any]]:
     if not values.strip():
         raise ConfigError(f"--vary {show(text)}: no value: write {key.strip()}=value,value")
     try:
-        ((key, found),) = override(f"{key}=[{values}]").items()
+        ((key, result),) = override(f"{key}=[{values}]").items()
     except ConfigError:
         raise ConfigError(
             f"--vary {show(text)}: not a dotted key and values in YAML: write dotted.key=value,value"
         ) from None
-    return key, found
+    return key, result
 
 
 def prepare(study: Study, progress: Progress, check: Callable[[Experiment], None] | None = None) -> Prepared:
     """Check every trial as a run would be, and by ``check``, and resolve it. Raises ConfigError or DataError naming the trial."""
-    for line in [f"checking {len(study.trials)} trials", *trials.left_out(study.trials)]:
+    for line in [f"checking {len(study.trials)} trials", *sweep.left_out(study.trials)]:
         progress.say(line)
     data: dict[str, Data] = {}
     resolved: dict[str, dict[str, Any]] = {}
-    for trial in trials.distinct(study.trials):
+    for trial in sweep.distinct(study.trials):
         experiment = campaign.prepare(trial, data)
         names = experiment.metric_names()
         if study.target is not None and study.target.metric not in names:
@@ -137,7 +137,7 @@ def describe(prepared: Prepared, out: Path | None) -> Iterator[str]:
     done = finished(prepared, out) if out is not None else [False] * len(study.trials)
     there = f", {sum(done)} of them finished" if any(done) else ""
     yield f"{len(study.trials)} trials{there}; target: {study.target or 'none'}"
-    for first in trials.distinct(study.trials):
+    for first in sweep.distinct(study.trials):
         same = [i for i, t in enumerate(study.trials) if t.name == first.name]
         c = prepared.resolved[same[0]]
         seeds = ", ".join(f"{study.trials[i].config.seed}{' (finished)' if done[i] else ''}" for i in same)
@@ -161,17 +161,17 @@ def _finished(run: Path, wanted: Mapping[str, Any]) -> bool:
     if summary.get("status") not in DONE:
         return False
     try:
-        found = read(run / "config.yaml")
+        result = read(run / "config.yaml")
     except ConfigError:
         return False
-    if _cut(summary, found) and found.get("max_seconds") != wanted.get("max_seconds"):
+    if _cut(summary, result) and result.get("max_seconds") != wanted.get("max_seconds"):
         return False  # it had another time to run than it has now
-    several = found.get("callbacks") or []
+    several = result.get("callbacks") or []
     by_one = (summary.get("stopped") or {}).get("by") in [callback["name"] for callback in several]
     if by_one and asked_for(several) != asked_for(wanted["callbacks"]):
         return False
     aside = (*WHERE, "callbacks")  # whatever they were, what was computed is the same
-    old, new = (without(c, aside) for c in (found, wanted))
+    old, new = (without(c, aside) for c in (result, wanted))
     if dict(leaves(new)).keys() - dict(leaves(old)):  # it may be of an earlier version, which had not all of the keys
         with suppress(ConfigError):
             old = without(C.recorded(run / "config.yaml"), aside)
@@ -191,8 +191,8 @@ def _cut(summary: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
     if summary["status"] != "stopped" or not config.get("until"):
         return summary["status"] == "stopped"
     metric, at_least, value = resolve.parse_until(config["until"])
-    found = {**summary.get("initial", {}), **summary.get("final", {})}.get(metric)
-    return found is None or not (found >= value if at_least else found <= value)
+    result = {**summary.get("initial", {}), **summary.get("final", {})}.get(metric)
+    return result is None or not (result >= value if at_least else result <= value)
 
 
 def run(prepared: Prepared, out: Path, progress: Progress, jobs: int | None = None) -> Tables:

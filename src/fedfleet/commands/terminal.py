@@ -1,11 +1,13 @@
-"""What commands say on the terminal: progress, tables, and how to go on after an interruption."""
+"""Terminal output of commands: progress, tables, and how to go on after an interruption."""
 
 from __future__ import annotations
 
+import json
+import math
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +34,35 @@ def wide() -> Console:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """Return a table of texts as they are."""
-    found = Table(show_lines=False)
+    result = Table(show_lines=False)
     for column in head:
-        found.add_column(Text(column), overflow="fold")
+        result.add_column(Text(column), overflow="fold")
     for row in rows:
-        found.add_row(*map(Text, row))
-    return found
+        result.add_row(*map(Text, row))
+    return result
+
+
+def apart(as_json: bool) -> Any:
+    """Return a context in which stdout is kept for one JSON object: what is said meanwhile goes to stderr."""
+    return redirect_stdout(sys.stderr) if as_json else nullcontext()
+
+
+def print_json(result: Mapping[str, Any]) -> None:
+    """Print one JSON object; NaN and infinities become null."""
+    print(json.dumps(_plain(result), indent=2, ensure_ascii=False))
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it: arrays as lists, paths as texts."""
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
 
 
 def progress(*, stderr: bool = False) -> Any:
@@ -48,17 +73,17 @@ def progress(*, stderr: bool = False) -> Any:
 
 
 @contextmanager
-def interruptible(mend: str, folder: Path | None = None) -> Iterator[None]:
+def interruptible(fix: str, folder: Path | None = None) -> Iterator[None]:
     """Let SIGTERM end what is under way as Ctrl-C does, and say how to go on: anew where nothing is in ``folder`` yet."""
     signal.signal(signal.SIGTERM, after_imports(lambda *_: sys.exit(TERMINATED)))
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted(_mend(mend, folder), INTERRUPTED) from None
+        raise Interrupted(_mend(fix, folder), INTERRUPTED) from None
     except SystemExit:  # raised by our handler of SIGTERM, or by Ray's, which replaces it
-        raise Interrupted(_mend(mend, folder), TERMINATED) from None
+        raise Interrupted(_mend(fix, folder), TERMINATED) from None
 
 
-def _mend(mend: str, folder: Path | None) -> str:
+def _mend(fix: str, folder: Path | None) -> str:
     begun = folder is None or (folder.is_dir() and any(folder.iterdir()))
-    return mend if begun else AGAIN
+    return fix if begun else AGAIN

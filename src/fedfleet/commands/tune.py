@@ -18,7 +18,7 @@ from fedfleet.report import winners_page
 from fedfleet.report.tuning_tables import Findings, Winners
 from fedfleet.report.words import number, quantity
 from fedfleet.simulator.errors import FedfleetError
-from fedfleet.tuning import found as findings
+from fedfleet.tuning import findings as findings
 from fedfleet.tuning import several, winners
 from fedfleet.tuning.search import Search
 from fedfleet.tuning.several import Searches
@@ -41,10 +41,10 @@ def run(searches: Searches, out: Path, progress: Progress, console: Console, job
     """Run searches, write what they found, and show it. Raises FedfleetError where all trials of one failed."""
     results: dict[Path, Result] = {}
     for cell, folder, trials in several.run(searches, out, progress, jobs):
-        found = findings.write(cell.search, trials, folder)
-        results[folder] = Result(cell, found, trials)
+        result = findings.write(cell.search, trials, folder)
+        results[folder] = Result(cell, result, trials)
         if searches.several:
-            best = found.failure or next(findings.lines(found))
+            best = result.failure or next(findings.lines(result))
             progress.say(f"search {len(results)} of {len(searches.cells)} done: {cell.point.name}: {best}")
     ordered = [results[out / cell.point.place] for cell in searches.cells]
     if searches.several:
@@ -57,34 +57,38 @@ def run(searches: Searches, out: Path, progress: Progress, console: Console, job
     show(alone, out, console)
 
 
-def _end(found: Winners, out: Path, progress: Progress, console: Console) -> None:
+def _end(result: Winners, out: Path, progress: Progress, console: Console) -> None:
     """Show the winners of several searches. Raises FedfleetError where one has none."""
     progress.say(f"report: {out / 'report.html'}")
-    show_winners(found, out, console)
-    for name, failure in found.failed.items():
-        raise FedfleetError(f"{len(found.failed)} of {len(found.each)} searches: {name}: {failure}")
+    show_winners(result, out, console)
+    for name, failure in result.failed.items():
+        raise FedfleetError(f"{len(result.failed)} of {len(result.each)} searches: {name}: {failure}")
 
 
-def show(found: Findings, out: Path, console: Console) -> None:
+def show(result: Findings, out: Path, console: Console) -> None:
     """Print the best trials and what is to be said of them."""
-    after = [f"after/{rounds}" for rounds in found.rungs]
-    grid = Table(title=f"{found.metric} after so many rounds", title_justify="left")
-    for i, name in enumerate(("trial", *found.keys, "state", *map(str, found.rungs), "sent")):
+    after = [f"after/{rounds}" for rounds in result.rungs]
+    grid = Table(title=f"{result.metric} after so many rounds", title_justify="left")
+    for i, name in enumerate(("trial", *result.keys, "state", *map(str, result.rungs), "sent")):
         grid.add_column(name, justify="left" if i == 0 else "right", overflow="fold")
-    for row in found.ranked()[:SHOWN]:
-        keys, values = (number(row[key]) for key in found.keys), (number(row[column]) for column in after)
-        grid.add_row(f"{row['trial']}", *keys, found.state(row), *values, quantity(row["bytes"], "B"))
+    for row in result.ranked()[:SHOWN]:
+        keys, values = (number(row[key]) for key in result.keys), (number(row[column]) for column in after)
+        grid.add_row(f"{row['trial']}", *keys, result.state(row), *values, quantity(row["bytes"], "B"))
     console.print(grid)
-    for line in (*findings.lines(found), f"{out / findings.BEST}: the winner, for fedfleet run"):
+    for line in (*findings.lines(result), f"{out / findings.BEST}: the winner, for fedfleet run"):
         console.print(line, markup=False, soft_wrap=True)
 
 
-def show_winners(found: Winners, out: Path, console: Console) -> None:
+def show_winners(result: Winners, out: Path, console: Console) -> None:
     """Print the winner of each search and what is to be said of them."""
-    console.print(table(winners_page.head(found), [winners_page.cells(found, each) for each in found.each]))
-    first = found.each[0].found
-    said = [*found.to_extend, f"{found.metric} is of {first.measured_on}", *([first.warning] if first.on_test else [])]
-    if found.best is not None:
+    console.print(table(winners_page.head(result), [winners_page.cells(result, each) for each in result.each]))
+    first = result.each[0].found
+    said = [
+        *result.to_extend,
+        f"{result.metric} is of {first.measured_on}",
+        *([first.warning] if first.on_test else []),
+    ]
+    if result.best is not None:
         said.append(f"{out / findings.BEST}: the winners, for fedfleet run")
     for line in said:
         console.print(line, markup=False, soft_wrap=True)

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedfleet.config.schema import load
-from fedfleet.experiments import campaign, trials
+from fedfleet.experiments import campaign, sweep
 from fedfleet.experiments.runfolder import EVENTS
 from fedfleet.experiments.status import status_of
 from fedfleet.files.documents import is_there, json_lines, json_of
@@ -32,15 +32,15 @@ COLORS = {
     "killed": "red",
     "interrupted": "yellow",
 }
-FATES = ("heard", "stale", "late", "failed", "offline")
+OUTCOMES = ("completed", "stale", "late", "failed", "unavailable")
 
 
 def watch(folder: Path, console: Console, every_s: float, *, once: bool) -> None:
     """Show a page until all has come to an end; ``once``: as it stands. Raises ConfigError where there is no run."""
     if not once and console.is_terminal:
         _await(folder, console, every_s)
-    found, page = look(folder, {})
-    if once or (not console.is_terminal and found):
+    result, page = look(folder, {})
+    if once or (not console.is_terminal and result):
         console.print(page)
     if once:
         return
@@ -101,7 +101,7 @@ def _page(folder: Path, status: Mapping[str, Any]) -> RenderableType:
         if len(curve) > 2:
             name = next(iter(status["metrics"])).removeprefix("eval/")
             parts.append(Text(f"{name}  {sparkline([v for _, v in curve])}  after round {curve[-1][0]:,}"))
-        parts.append(Text(_fates(status["totals"])))
+        parts.append(Text(_outcomes(status["totals"])))
     for key, style in (("error", "red"), ("stopped", "")):
         if told := summary.get(key):
             text = told if isinstance(told, str) else f"{told['by']}: {told['why']}"
@@ -180,9 +180,9 @@ def _metrics(status: Mapping[str, Any]) -> Table:
     return table
 
 
-def _fates(totals: Mapping[str, float]) -> str:
+def _outcomes(totals: Mapping[str, float]) -> str:
     invited = totals.get("invited") or 0
-    each = [f"{k} {totals[k] / invited:.0%}" for k in FATES if invited and totals.get(k)]
+    each = [f"{k} {totals[k] / invited:.0%}" for k in OUTCOMES if invited and totals.get(k)]
     return f"invited {invited:,.0f}: {', '.join(each)}" if each else "nobody invited yet"
 
 
@@ -191,13 +191,13 @@ def _events(folder: Path) -> list[str]:
         lines = list(json_lines(folder / EVENTS))
     except OSError:
         return []
-    found = []
+    result = []
     for event in filter(None, lines[-EVENTS_SHOWN:]):
         more = ", ".join(f"{k} {v}" for k, v in event.items() if k not in ("round", "event"))
-        found.append(f"round {event.get('round')}: {event.get('event')}{f' ({more})' if more else ''}")
+        result.append(f"round {event.get('round')}: {event.get('event')}{f' ({more})' if more else ''}")
     if len(lines) > EVENTS_SHOWN:
-        found.insert(0, f"{len(lines) - EVENTS_SHOWN:,} events before")
-    return found
+        result.insert(0, f"{len(lines) - EVENTS_SHOWN:,} events before")
+    return result
 
 
 def _is_run(folder: Path) -> bool:
@@ -219,7 +219,7 @@ def _wanted(folder: Path) -> int | None:
         if (folder / MARK).exists():
             return int(json_of(folder / MARK)["trials"])
         if (folder / campaign.CAMPAIGN).exists():
-            return len(trials.planned(load(folder / campaign.CAMPAIGN)))
+            return len(sweep.planned(load(folder / campaign.CAMPAIGN)))
     except (OSError, ValueError, KeyError, TypeError, FedfleetError):
         return None
     return None

@@ -1,4 +1,4 @@
-"""What of data and nets that are allowed will rarely do: said before the run, which goes on."""
+"""Advice before a run, which goes on: data and nets that are allowed, but will rarely do."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def advice(x: Tensor, features: Sequence[str], words: int) -> list[str]:
 def of_outputs(outputs: Tensor, axis: int, classes: int) -> list[str]:
     """Return a line for what of a net's outputs should be mended, whose ``axis`` is that of so many classes; 0: unknown."""
     of_classes = outputs.movedim(axis, -1).double()
-    found, many = [], of_classes.shape[-1]
+    result, many = [], of_classes.shape[-1]
     if many > 1 and bool((of_classes >= 0).all()) and bool(((of_classes.sum(-1) - 1).abs() < SURE).all()):
-        found.append(
+        result.append(
             "the net's outputs are probabilities, of which cross-entropy takes the softmax once more: leave the last softmax out"
         )
     if 0 < classes < many:
-        found.append(
+        result.append(
             f"the net has {many} outputs, and the data have {classes} classes: end it in as many, unless others are to come"
         )
-    return found
+    return result

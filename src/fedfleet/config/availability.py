@@ -1,4 +1,4 @@
-"""What a user may write under ``availability``: who can be reached, and when."""
+"""Options of ``availability``: who can be reached, and when."""
 
 from __future__ import annotations
 
@@ -128,27 +128,27 @@ class Law(NamedTuple):
         return "\n".join(f"{name + ':':11} {line}" for name, line in rows.items() if line)
 
 
-def _diurnal(given: DiurnalOptions, context: Context) -> models.Availability:
-    zones = None if given.zones is None else torch.tensor(given.zones, dtype=torch.float64)
-    return daily.Diurnal(context.key, given.mean, given.amplitude, given.peak_hour, zones, given.day_s)
+def _diurnal(options: DiurnalOptions, context: Context) -> models.Availability:
+    zones = None if options.zones is None else torch.tensor(options.zones, dtype=torch.float64)
+    return daily.Diurnal(context.key, options.mean, options.amplitude, options.peak_hour, zones, options.day_s)
 
 
-def _by_label(given: LabelCorrelatedOptions, context: Context) -> models.Availability:
+def _by_label(options: LabelCorrelatedOptions, context: Context) -> models.Availability:
     clients = labels.calibration_clients(context.population)
-    propensity = correlated.by_label(context.population, clients, given.classes)
-    return correlated.calibrated(propensity, clients, given.rate, given.strength)
+    propensity = correlated.by_label(context.population, clients, options.classes)
+    return correlated.calibrated(propensity, clients, options.rate, options.strength)
 
 
-def _by_size(given: CorrelatedOptions, context: Context) -> models.Availability:
+def _by_size(options: CorrelatedOptions, context: Context) -> models.Availability:
     clients = labels.calibration_clients(context.population)
     propensity = correlated.by_size(context.population, clients)
-    return correlated.calibrated(propensity, clients, given.rate, given.strength)
+    return correlated.calibrated(propensity, clients, options.rate, options.strength)
 
 
-def _trace(given: TraceOptions, context: Context) -> models.Availability:
-    intervals, table = read_trace(Path(given.path).expanduser(), given.horizon_s)
-    numbers = client_numbers(table, context.population.size) if given.map == "direct" else None
-    return recorded.Trace(intervals, context.key, numbers, given.shift)
+def _trace(options: TraceOptions, context: Context) -> models.Availability:
+    intervals, table = read_trace(Path(options.path).expanduser(), options.horizon_s)
+    numbers = client_numbers(table, context.population.size) if options.map == "direct" else None
+    return recorded.Trace(intervals, context.key, numbers, options.shift)
 
 
 Build = Callable[[Any, Context], models.Availability | models.InRounds]
@@ -284,8 +284,15 @@ ROWS: dict[str, Entry[Build]] = {
 AVAILABILITY = Registry("availability", ROWS, default="always", group="fedfleet.availability")
 
 
-def follows(given: Options) -> Literal["labels", "sizes", "regions", "numbers"] | None:
+def follows(options: Options) -> Literal["labels", "sizes", "regions", "numbers"] | None:
     """Return what of clients the options of a kind make it depend on who is online; None where that is chance and time alone."""
-    if isinstance(given, LabelCorrelatedOptions):
+    if isinstance(options, LabelCorrelatedOptions):
         return "labels"
-    return "sizes" if isinstance(given, CorrelatedOptions) else rounds.follows(given)
+    return "sizes" if isinstance(options, CorrelatedOptions) else rounds.follows(options)
+
+
+def clocked(options: Options) -> bool:
+    """Return whether a kind goes by the clock, and not by rounds or phases; one that is not known here is taken to."""
+    return not isinstance(
+        options, AlwaysOptions | BernoulliOptions | RandomRateOptions | CorrelatedOptions | rounds.InRoundsOptions
+    )

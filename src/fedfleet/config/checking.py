@@ -18,6 +18,10 @@ USUALLY = {
     "eta": "lr",
     "momentum": "client_optimizer.momentum",
     "weight_decay": "client_optimizer.weight_decay",
+    "invite": "size",
+    "respond": "wait_for",
+    "void": "on_abort",
+    "feedback": "error_feedback",
 }
 """What is called otherwise elsewhere, and what it is here."""
 
@@ -41,10 +45,12 @@ def section(annotation: Any, metadata: Iterable[Any] = ()) -> Section | None:
 def sections(model: type[BaseModel], at: str = "") -> Iterator[tuple[str, Section]]:
     """Yield the sections of a model, and those that parts in them have, by their dotted keys."""
     for name, field in model.model_fields.items():
-        if (found := section(field.annotation, field.metadata)) is not None:
-            yield f"{at}{name}", found
-            if not found.listed:
-                within = (each for entry in found.registry.values() for each in sections(entry.options, f"{at}{name}."))
+        if (result := section(field.annotation, field.metadata)) is not None:
+            yield f"{at}{name}", result
+            if not result.listed:
+                within = (
+                    each for entry in result.registry.values() for each in sections(entry.options, f"{at}{name}.")
+                )
                 yield from dict(within).items()
         elif (inner := model_in(field.annotation)) is not None:
             yield from sections(inner, f"{at}{name}.")
@@ -145,7 +151,7 @@ def _instead(place: _Place, top: Mapping[str, Any] | None) -> str:
 
 def _place(error: Any, model: type[BaseModel], node: Any, at: str) -> _Place:
     """Return where an error is, without pydantic's names of the alternatives it tried."""
-    found = _Place(at, model=model)
+    result = _Place(at, model=model)
     inner: tuple[Any, Section | None] = (model, None)
     item: Any = None  # what a list has the type of
     for part in error["loc"]:
@@ -153,10 +159,10 @@ def _place(error: Any, model: type[BaseModel], node: Any, at: str) -> _Place:
         if not inside and (isinstance(part, int) or error["type"] not in ("missing", "refused")):
             continue
         of, names = inner
-        above = found.path
+        above = result.path
         numbered = isinstance(part, int) and names is not None and names.listed
         path = f"{above}[{part}]" if numbered else f"{above}.{part}".lstrip(".")
-        found = _Place(path, str(part), above, of, None if names is None or names.listed else names)
+        result = _Place(path, str(part), above, of, None if names is None or names.listed else names)
         node = node[part] if inside else None
         if isinstance(part, int):
             inner = _inner(item, (), node) if numbered else (of, names)
@@ -167,7 +173,7 @@ def _place(error: Any, model: type[BaseModel], node: Any, at: str) -> _Place:
             continue
         item = field.annotation
         inner = _inner(field.annotation, field.metadata, node)
-    return found._replace(whole=inner[1] is not None or found.path == at)
+    return result._replace(whole=inner[1] is not None or result.path == at)
 
 
 def _inner(annotation: Any, metadata: Iterable[Any], node: Any) -> tuple[type[BaseModel] | None, Section | None]:

@@ -54,9 +54,9 @@ def _numbers(where: str, table: pa.Table, name: str, *, positive: bool) -> torch
     wrong = ~(np.isfinite(values) & ((values > 0) if positive else (values >= 0)))
     if wrong.any():
         row = int(wrong.argmax())
-        found = column[row].as_py()
+        result = column[row].as_py()
         what = "a positive number" if positive else "a number, at least 0"
-        raise ConfigError(f"{where}, row {row}: {name} is {'null' if found is None else found}: give {what}")
+        raise ConfigError(f"{where}, row {row}: {name} is {'null' if result is None else result}: give {what}")
     return torch.tensor(values)
 
 

@@ -1,4 +1,4 @@
-"""What a user may write under ``devices``: how long clients take to answer, and what breaks."""
+"""Options of ``devices``: how long clients take to answer, and what breaks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import Field
 from fedfleet.config.device_table import read_table
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.fleet import devices as models
-from fedfleet.simulator.fleet.hardware import Assigned, Drawn, Fleet, Hardware, Lognormal, Machines
+from fedfleet.simulator.fleet.hardware import Assigned, Drawn, Fleet, Hardware, HeterogeneousDevices, Lognormal
 from fedfleet.simulator.population import Population
 from fedfleet.simulator.registry import Entry, Options, Registry
 
@@ -28,7 +28,7 @@ class Failing(Options):
     """Failures of a device at work (crash, lost connection), exponentially distributed in virtual time."""
 
 
-class Alike(Failing):
+class HomogeneousOptions(Failing):
     """A client answers after median * exp(sigma * normal) virtual seconds, independently in every phase, whatever it does."""
 
     median_s: float = Field(default=1.0, gt=0, le=1e9)
@@ -116,13 +116,13 @@ def _table(given: Table, context: Context) -> Fleet:
 
 
 def _computing(options: type[Computing], fleet: Callable[[Any, Context], Fleet]) -> Entry[Build]:
-    return Entry(options, lambda given, context: Machines(fleet(given, context), given.jitter))
+    return Entry(options, lambda given, context: HeterogeneousDevices(fleet(given, context), given.jitter))
 
 
 ROWS: dict[str, Entry[Build]] = {
-    "alike": Entry(Alike, lambda given, context: models.Alike(given.median_s, given.sigma)),
+    "homogeneous": Entry(HomogeneousOptions, lambda given, context: models.Homogeneous(given.median_s, given.sigma)),
     "lognormal": _computing(LognormalDevices, _lognormal),
     "tiers": _computing(Tiers, _tiers),
     "table": _computing(Table, _table),
 }
-DEVICES = Registry("devices", ROWS, default="alike", group="fedfleet.devices")
+DEVICES = Registry("devices", ROWS, default="homogeneous", group="fedfleet.devices")

@@ -1,4 +1,4 @@
-"""Where the work runs, and what is done about clients at fault, as a configuration says it."""
+"""Options of ``executor``: where the work runs, and what is done about clients at fault."""
 
 from __future__ import annotations
 

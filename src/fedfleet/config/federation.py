@@ -6,10 +6,10 @@ from functools import partial
 
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.config import availability, devices
-from fedfleet.config.made import made, place
+from fedfleet.config.plugin_checks import check_online, check_selection, check_times, check_transform
+from fedfleet.config.plugins import made, place
 from fedfleet.config.schema import Config
 from fedfleet.config.selection import SCANNED, SELECTIONS, asked
-from fedfleet.config.trials import check_online, check_selection, check_times, check_transform
 from fedfleet.middleware.compression.options import Step, check_order
 from fedfleet.simulator.algorithm import Problem
 from fedfleet.simulator.arithmetic import rng
@@ -49,13 +49,13 @@ def federation(config: Config, population: Population) -> Federation:
 
 def steps(config: Config, way: str) -> list[Step]:
     """Return the transforms on a way, ``up`` or ``down``. Raises ConfigError."""
-    section, found = f"transforms.{way}", []
+    section, result = f"transforms.{way}", []
     for i, part in enumerate(getattr(config.transforms, way)):
         here = place(config, section, i)
         does = part if here is None else made(config, here, check_transform)
-        found.append(Step(f"{section}[{i}]", part.name, does))
-    check_order(way, found)
-    return found
+        result.append(Step(f"{section}[{i}]", part.name, does))
+    check_order(way, result)
+    return result
 
 
 def check_answers(config: Config, online: Availability | InRounds) -> None:
@@ -65,11 +65,11 @@ def check_answers(config: Config, online: Availability | InRounds) -> None:
     c, reachable = config.cohort, len(online.numbers)
     wanted = {"min_responses": c.min_responses}
     if c.over_select > 1:
-        wanted["invite"] = c.invite
-    elif c.respond == "siwer":
-        wanted["respond"] = c.fewest
-    elif isinstance(c.respond, int):
-        wanted["respond"] = c.respond
+        wanted["size"] = c.size
+    elif c.wait_for == "siwer":
+        wanted["wait_for"] = c.fewest
+    elif isinstance(c.wait_for, int):
+        wanted["wait_for"] = c.wait_for
     for name, answers in wanted.items():
         if answers > reachable:
             least = f", at least {answers} answers" if getattr(c, name) == "siwer" else ""
@@ -82,14 +82,14 @@ def check_answers(config: Config, online: Availability | InRounds) -> None:
 
 def policy(cohort: CohortOptions) -> ResponsePolicy:
     """Return whom the server waits for."""
-    found: ResponsePolicy = WaitAll()
+    result: ResponsePolicy = WaitAll()
     if cohort.over_select > 1:
-        found = First(cohort.invite)
-    elif cohort.respond == "siwer":
-        found = Siwer(cohort.response_low, cohort.response_high)
-    elif isinstance(cohort.respond, int):
-        found = First(cohort.respond)
-    return found if cohort.deadline_s is None else Deadline(cohort.deadline_s, found)
+        result = First(cohort.size)
+    elif cohort.wait_for == "siwer":
+        result = Siwer(cohort.response_low, cohort.response_high)
+    elif isinstance(cohort.wait_for, int):
+        result = First(cohort.wait_for)
+    return result if cohort.deadline_s is None else Deadline(cohort.deadline_s, result)
 
 
 def selection(config: Config, problem: Problem) -> Selection:
@@ -103,8 +103,9 @@ def selection(config: Config, problem: Problem) -> Selection:
             f"selection.kind={chosen.kind!r}: it looks at every client each round, which {clients:,} are too many for: use uniform "
             f"or oort"
         )
-    found = SELECTIONS.build(chosen, config.seed)
+    chosen.check(asked(config.cohort), problem.clients)
+    result = SELECTIONS.build(chosen, config.seed)
     budgets = (promise.epsilon for promise in (config.privacy, config.example_privacy) if promise is not None)
-    # What is reckoned of turns before a run holds only if void attempts take none.
-    turns = isinstance(found, RoundRobin) and any(epsilon is not None for epsilon in budgets)
-    return RoundRobin(config.seed, again=True) if turns else found
+    # What is reckoned of turns before a run holds only if aborted attempts take none.
+    turns = isinstance(result, RoundRobin) and any(epsilon is not None for epsilon in budgets)
+    return RoundRobin(config.seed, again=True) if turns else result

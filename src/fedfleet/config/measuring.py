@@ -1,4 +1,4 @@
-"""What a user may write of what is measured of a run, kept of it, and when it ends for that."""
+"""Options of evaluation, checkpoints and patience: what is measured and kept of a run, and when that ends it."""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from fedfleet.config import schema as C
 from fedfleet.config.availability import follows
-from fedfleet.config.made import place
-from fedfleet.config.own_data import Data, of_place, sampled
+from fedfleet.config.plugins import place
 from fedfleet.config.schema import Config
 from fedfleet.config.selection import asked
-from fedfleet.datasets.domain_config import Vectors
+from fedfleet.config.user_data import Data, of_place, sampled
+from fedfleet.datasets.domain_config import ClientFeatures
 from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
 from fedfleet.datasets.files import DataError, data_dir
 from fedfleet.datasets.partition import Partition
@@ -65,10 +65,10 @@ def with_digests(config: Config, data: Data) -> Config:
     p, given, dealing = config.population, config.population.dataset, config.population.partition
     changes = {}
     if hasattr(given, "sha256"):
-        changes["dataset"] = given.model_copy(update={"sha256": (found := _digest(data))})
-        if given.sha256 not in (None, found):
+        changes["dataset"] = given.model_copy(update={"sha256": (result := _digest(data))})
+        if given.sha256 not in (None, result):
             raise DataError(
-                f"population.dataset.sha256={given.sha256!r}: {data.name} now holds other data ({found}): give those that it "
+                f"population.dataset.sha256={given.sha256!r}: {data.name} now holds other data ({result}): give those that it "
                 f"held, or leave this out in a new run"
             )
     if isinstance(data, Dataset) and getattr(dealing, "sha256", "") is None:  # one that is given, it checks itself
@@ -81,8 +81,8 @@ def _digest(data: Data) -> str:
     tensors: dict[str, Tensor] = {}
     parts = {"test": data.test} | ({"train": data.train} if isinstance(data, Dataset) else {})
     for name, part in parts.items():
-        found = {"x": part.x, "y": part.y, "domain": part.domain}
-        tensors |= {f"{name} {column}": tensor for column, tensor in found.items() if tensor is not None}
+        result = {"x": part.x, "y": part.y, "domain": part.domain}
+        tensors |= {f"{name} {column}": tensor for column, tensor in result.items() if tensor is not None}
     if isinstance(data, FederatedDataset) and isinstance(whole := data.population, InMemoryPopulation):
         tensors |= {**whole.data, "indices": whole.indices, "offsets": whole.offsets, " domain": whole.domain}
     elif isinstance(data, FederatedDataset):  # of any number of clients
@@ -99,7 +99,7 @@ def check_undealt(config: Config, name: str) -> None:
         )
 
 
-def make_population(config: Config, data: Data, vectors: Vectors | None = None) -> Population:
+def make_population(config: Config, data: Data, vectors: ClientFeatures | None = None) -> Population:
     """Return the clients of a data set in their domains, dealt by the configured partition if it has none.
 
     ``vectors`` says what clients make of the initial model. Raises ConfigError.
@@ -174,7 +174,7 @@ def with_roles(config: Config, data: Data, population: Population, *, unlabelled
 def with_held_out(config: Config, population: Population, algorithm: Algorithm) -> Population:
     """Return clients that keep some of their examples from their work, where they are to. Raises ConfigError."""
     share, least = config.population.held_out, population.summary().min_examples
-    wanted = any(stage.batches.held_out for phase in algorithm.phases for stage in phase.work.stages)
+    wanted = any(stage.batches.held_out for phase in algorithm.phases for stage in phase.work.loops)
     if not share:
         if wanted:
             raise ConfigError(
@@ -267,14 +267,14 @@ def check_clients(
 
     Raises ConfigError where it does not fit the ``population`` of those that take part.
     """
-    p, size, invite = config.population, population.size, config.cohort.invite
+    p, size, invite = config.population, population.size, config.cohort.size
     if p.clients is not None and p.clients != dealt.size:
         raise ConfigError(f"population.clients={p.clients}: the population has {dealt.size}: leave it out")
     if not asynchronous and invite > size:
         there = (
             f"there are only population.clients={size}" if size == dealt.size else f"only {size} clients have labels"
         )
-        raise ConfigError(f"cohort.invite={invite}: {there}: lower it")
+        raise ConfigError(f"cohort.size={invite}: {there}: lower it")
     if not asynchronous and (wanted := asked(config.cohort)) > size:
         raise ConfigError(
             f"cohort.over_select={config.cohort.over_select:g}: it invites {wanted} clients, and there are only "
@@ -324,14 +324,14 @@ def evaluation_data(config: Config, data: Data, validation: Examples | None) -> 
         splits["train"] = data.sample(config.evaluation.train_examples)
     if validation is not None:
         splits["validation"] = validation
-    found = {name: _columns(examples) for name, examples in splits.items()}
+    result = {name: _columns(examples) for name, examples in splits.items()}
     chosen = targets(config, data)
     for name, examples in splits.items():
         if examples.domain is not None and name != "train" and config.domains.kind == "given":
-            found[name]["domain"] = examples.domain
+            result[name]["domain"] = examples.domain
             if chosen:
-                found[name]["target"] = torch.isin(examples.domain, torch.tensor(chosen))
-    return found
+                result[name]["target"] = torch.isin(examples.domain, torch.tensor(chosen))
+    return result
 
 
 def final_data(config: Config, data: Data) -> dict[str, dict[str, Tensor]]:

@@ -28,16 +28,16 @@ def read(path: Path) -> Mapping[str, Any]:
         ) from None
     except (OSError, ValueError) as e:
         if isinstance(e, IsADirectoryError) and (path / "config.yaml").exists():
-            mend = "open it by fedfleet.open_run, or give the config.yaml in it"
-            raise ConfigError(f"{path}: the folder of a run: {mend}") from None
+            fix = "open it by fedfleet.open_run, or give the config.yaml in it"
+            raise ConfigError(f"{path}: the folder of a run: {fix}") from None
         raise ConfigError(f"{path}: cannot be read ({one_line(e)}): give the path of a YAML file") from None
     try:
-        found = parse(text)
+        result = parse(text)
     except ValueError as e:
         raise ConfigError(f"{path}: not valid YAML: {e}: mend it there") from None
-    if not isinstance(found, dict | None):
-        raise ConfigError(f"{path}: a {type(found).__name__}: a configuration is a mapping of keys to values")
-    return found or {}
+    if not isinstance(result, dict | None):
+        raise ConfigError(f"{path}: a {type(result).__name__}: a configuration is a mapping of keys to values")
+    return result or {}
 
 
 def _resume(folder: Path) -> str:
@@ -104,7 +104,11 @@ def plain(value: Any, key: str = "") -> Any:
                 raise ConfigError(
                     f"{key}={show(str(value))}: text with the character NUL, which no path has: leave it out"
                 )
-            return str(value).encode(errors="replace").decode()
+            try:
+                str(value).encode()
+            except UnicodeEncodeError:
+                raise ConfigError(f"{key}={show(str(value))}: text with half a character: mend it") from None
+            return str(value)
         case _:
             raise ConfigError(
                 f"{key}={show(value)}: a {type(value).__name__}: give a number, text, a list or a mapping"

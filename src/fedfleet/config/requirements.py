@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fedfleet.algorithms.participation import Correction
 from fedfleet.algorithms.registry import ALGORITHMS
-from fedfleet.config.availability import follows
-from fedfleet.config.participation import KEY, correction
+from fedfleet.config.availability import clocked, follows
+from fedfleet.config.participation import KEY, correction, without_all_heard
 from fedfleet.config.resolve import parse_until
 from fedfleet.config.schema import Config
 from fedfleet.config.selection import EVEN, ByExamples, asked
@@ -26,14 +27,10 @@ from fedfleet.simulator.errors import show
 from fedfleet.simulator.population import Summary
 from fedfleet.simulator.registry import ByPath
 from fedfleet.simulator.work import BUFFERS
+from fedfleet.tasks.options import named_net
 
 ON_CLIENTS = ("eval/train_", "eval/clients_", "eval/own_", "eval/duality_gap")
 """Beginnings of metrics that are measured on what clients have."""
-UNCLOCKED = (
-    *("always", "bernoulli", "random_rate", "label_correlated", "size_correlated", "independent", "markov_rounds"),
-    *("cyclic", "sine", "staircase", "f3ast", "outages", "blocks", "alternating"),
-)
-"""Models of availability that do not go by the clock; any other is taken to."""
 
 
 def needs(config: Config, algorithm: Algorithm, up: Sequence[Step], down: Sequence[Step]) -> Iterator[Need]:
@@ -57,8 +54,8 @@ def _of_algorithm(config: Config, algorithm: Algorithm) -> Iterator[Need]:
         yield Need(f"{name}, whose server does not average models,", (Fact.NO_STATISTICS,), "")
     if algorithm.convex:
         yield Need(f"the theorem behind the steps of {name}", (Fact.CONVEX,), "algorithm.theory")
-    if algorithm.chances is not None or getattr(how, "count", None) == "invitations":
-        yield Need(name, (Fact.EVEN,), KEY)
+    if algorithm.chances is not None or (isinstance(how, Correction) and how.count == "invitations"):
+        yield Need(name, (Fact.EVEN,), KEY if how is not None else "")
     if algorithm.chances == "absolute":
         yield Need(name, (Fact.ALL_HEARD,), KEY)
     if how is not None and how.remembers:
@@ -102,48 +99,47 @@ def breaks(
 def _by_algorithm(config: Config, algorithm: Algorithm, task: Task, weight: str | None) -> Iterator[Break]:
     """Yield what the algorithm takes away, that which it would not without its correction by the key of that."""
     name, how = config.algorithm.name, correction(config)
-    found = list(of_algorithm(algorithm, name, weight))
+    result = list(of_algorithm(algorithm, name, weight))
     if how is None or isinstance(config.algorithm, ByPath):
-        yield from found
+        yield from result
         return
     plain = config.algorithm.model_copy(update={"correction": type(how)()})
     before = {b.fact for b in of_algorithm(ALGORITHMS.build(plain, task, config.cohort), name, weight)}
-    for b in found:
-        yield b if b.key is not None or b.fact in before else replace(b, key=f"{KEY}={how.kind!r}", mend="")
+    for b in result:
+        yield b if b.key is not None or b.fact in before else replace(b, key=f"{KEY}={how.kind!r}", fix="")
 
 
 def _by_task(config: Config, task: Task) -> Iterator[Break]:
     if BUFFERS in task.parts:
-        why, mend = "its net has layers of statistics (BatchNorm)", "choose one of GroupNorm"
-        yield Break(Fact.NO_STATISTICS, why, f"task.name={config.task.name!r}", mend)
-    if (model := getattr(config.task, "model", None)) != "logistic":
+        why, fix = "its net has layers of statistics (BatchNorm)", "choose one of GroupNorm"
+        yield Break(Fact.NO_STATISTICS, why, f"task.name={config.task.name!r}", fix)
+    if (model := named_net(config.task).model) != "logistic":
         yield Break(Fact.CONVEX, "its loss is not", f"task.model={model!r}", "set task.model=logistic")
 
 
 def _by_selection(given: Any) -> Iterator[Break]:
     name, own = given.kind, isinstance(given, ByPath)
-    key, mend = f"selection.kind={name!r}", "choose uniform"
+    key, fix = f"selection.kind={name!r}", "choose uniform"
     if name != "uniform":
-        yield Break(Fact.UNIFORM, "it draws clients otherwise", key, mend)
+        yield Break(Fact.UNIFORM, "it draws clients otherwise", key, fix)
     if name not in EVEN:
-        yield Break(Fact.EVEN, "it asks some clients more often than others", key, mend)
+        yield Break(Fact.EVEN, "it asks some clients more often than others", key, fix)
     if own or given.looks:
-        yield Break(Fact.UNLOOKED, f"it {'may look' if own else 'looks'} at clients' losses", key, mend)
+        yield Break(Fact.UNLOOKED, f"it {'may look' if own else 'looks'} at clients' losses", key, fix)
     if isinstance(given, ByExamples):
         yield Break(Fact.COUNTS_HIDDEN, "whom it asks tells how much they hold", key, "choose poisson or uniform")
 
 
 def _by_cohorts(config: Config) -> Iterator[Break]:
-    c = config.cohort
+    c, instead = config.cohort, without_all_heard(config)
     if c.late == "keep":
         yield Break(Fact.OWN_ROUND, "a late answer counts in a later round", "cohort.late='keep'")
     for key, value, none in (
-        ("respond", c.respond, "all"),
+        ("wait_for", c.wait_for, "all"),
         ("over_select", c.over_select, 1.0),
         ("deadline_s", c.deadline_s, None),
     ):
         if value != none:
-            instead = f"set {KEY}.normalise=true, which needs chances up to a factor"
             yield Break(Fact.ALL_HEARD, "not all who are online are heard", f"cohort.{key}={value}", instead)
     for key in ("on_client_error", "non_finite"):
         if getattr(config.faults, key) == "drop_client":
@@ -163,8 +159,8 @@ def _by_what_is_looked_at(config: Config) -> Iterator[Break]:
         ("checkpoint.best", config.checkpoint.best),
     ):
         if metric and metric.startswith(ON_CLIENTS):
-            mend = "choose a metric of test or validation examples"
-            yield Break(Fact.LOSSES_HIDDEN, "it is measured on what clients have", f"{key}={show(metric)}", mend)
+            fix = "choose a metric of test or validation examples"
+            yield Break(Fact.LOSSES_HIDDEN, "it is measured on what clients have", f"{key}={show(metric)}", fix)
 
 
 def availability(given: Any) -> Kind:
@@ -172,7 +168,7 @@ def availability(given: Any) -> Kind:
     name = given.kind
     if isinstance(given, ByPath):
         return Kind(name=name, own=True)
-    return Kind(name=name, follows=follows(given), clocked=name not in UNCLOCKED)
+    return Kind(name=name, follows=follows(given), clocked=clocked(given))
 
 
 def devices(given: Any) -> Kind:
@@ -206,5 +202,5 @@ def context(
         domains=summary.domains,
         tried=tried,
         breaks=tuple(broken),
-        voids=secure_aggregation.voids(config.secure_aggregation),
+        aborts=secure_aggregation.aborts(config.secure_aggregation),
     )

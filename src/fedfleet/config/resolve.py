@@ -12,11 +12,12 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from fedfleet.algorithms.options import CohortOptions
+from fedfleet.algorithms.fact_work import WorkOptions
+from fedfleet.algorithms.options import AlgorithmOptions, CohortOptions
 from fedfleet.config import rules
 from fedfleet.config.checking import unknown
 from fedfleet.config.platforms import check_ray, without_ray
@@ -60,9 +61,9 @@ def check_early(config: Config) -> None:
 
 
 def _check_cohort(c: CohortOptions) -> None:
-    if isinstance(c.respond, int) and c.respond > c.invite:
+    if isinstance(c.wait_for, int) and c.wait_for > c.size:
         raise ConfigError(
-            f"cohort.respond={c.respond}: only cohort.invite={c.invite} clients are invited: lower it, or raise cohort.invite"
+            f"cohort.wait_for={c.wait_for}: only cohort.size={c.size} clients are invited: lower it, or raise cohort.size"
         )
     if c.response_low > c.response_high:
         raise ConfigError(
@@ -78,13 +79,13 @@ def _check_compiled(config: Config) -> None:
     e, timeout_s = config.executor, config.faults.client_timeout_s
     if e.capture != "compiled":
         return
-    what, mend = "executor.capture=compiled", "set it to true"
+    what, fix = "executor.capture=compiled", "set it to true"
     if e.inner == "serial":
-        raise ConfigError(f"{what}: with executor.inner=serial no blocks are captured: {mend}, or choose batched")
+        raise ConfigError(f"{what}: with executor.inner=serial no blocks are captured: {fix}, or choose batched")
     if timeout_s is not None:
-        raise ConfigError(f"{what}: under faults.client_timeout_s={timeout_s:g} no blocks are captured: {mend}")
+        raise ConfigError(f"{what}: under faults.client_timeout_s={timeout_s:g} no blocks are captured: {fix}")
     if compiler() is None:
-        raise ConfigError(f"{what}: torch needs a C++ compiler, and neither $CXX, g++ nor clang++ is there: {mend}")
+        raise ConfigError(f"{what}: torch needs a C++ compiler, and neither $CXX, g++ nor clang++ is there: {fix}")
 
 
 def _check_device(config: Config) -> None:
@@ -149,8 +150,8 @@ def _check_executor(config: Config) -> None:
     if gpus() == 0 or e.gpus_per_actor > gpus():
         by_key = e.gpus_per_actor > 0
         key, value = ("gpus_per_actor", f"{e.gpus_per_actor:g}") if by_key else ("device", e.device)
-        mend = "lower it" if by_key and gpus() else "set executor.gpus_per_actor=0 and executor.device=cpu"
-        raise ConfigError(f"executor.{key}={value}: this machine has {gpus()} GPUs: {mend}")
+        fix = "lower it" if by_key and gpus() else "set executor.gpus_per_actor=0 and executor.device=cpu"
+        raise ConfigError(f"executor.{key}={value}: this machine has {gpus()} GPUs: {fix}")
     if e.kind != "local" and isinstance(e.actors, int) and e.actors > (room := _gpu_room(e.gpus_per_actor)):
         raise ConfigError(
             f"executor.actors={e.actors}: with executor.gpus_per_actor={e.gpus_per_actor:g} only {room:g} fit on the {gpus()} "
@@ -217,8 +218,8 @@ def resolved(config: Config, cohort: int, phases: int, z: Tree, notes: Callable[
         kind = "local" if not asks and (small or where == "cuda") else "ray"  # actors are given a GPU by name
         if asks:
             check_ray("executor.kind='auto'")
-    found = {"kind": kind, "device": where, "inner": inner, "block_size": size, "actors": actors(config)}
-    whole = config.model_copy(update={"executor": e.model_copy(update=found)})
+    result = {"kind": kind, "device": where, "inner": inner, "block_size": size, "actors": actors(config)}
+    whole = config.model_copy(update={"executor": e.model_copy(update=result)})
     _check_compiled(whole)
     return whole
 
@@ -228,12 +229,14 @@ def check_pairing(config: Config, algorithm: Algorithm, task: Task) -> None:
     missing = [p for p in algorithm.requires if p not in task.parts]
     if missing:
         what = {"x": "primal", "y": "dual"}
-        mend = "choose a minimax task (auc), or a minimisation algorithm (fedavg)"
+        fix = "choose a minimax task (auc), or a minimisation algorithm (fedavg)"
         raise ConfigError(
             f"algorithm.name={config.algorithm.name!r}: it needs a task with a {what.get(missing[0], missing[0])} part, and "
-            f"task.name={config.task.name!r} has none: {'set task.name=two_heads' if missing[0] == 'head' else mend}"
+            f"task.name={config.task.name!r} has none: {'set task.name=two_heads' if missing[0] == 'head' else fix}"
         )
-    if "y" not in task.parts and (rate := getattr(config.algorithm, "dual_lr", None)) is not None:
+    options = config.algorithm
+    rate = options.given_dual_lr() if isinstance(options, AlgorithmOptions) else None
+    if "y" not in task.parts and rate is not None:
         raise ConfigError(f"algorithm.dual_lr={rate:g}: task.name={config.task.name!r} has no dual part: leave it out")
     if algorithm.minimises and "y" in task.parts:
         raise ConfigError(
@@ -279,27 +282,27 @@ def check_domains(config: Config, test: Examples, domains: int) -> None:
 def check_proven(config: Config, algorithm: Algorithm) -> None:
     """Refuse steps that are made for another number of rounds. Raises ConfigError."""
     if algorithm.rounds not in (None, config.rounds):
-        key = "rounds" if hasattr(config.algorithm, "rounds") else "theory.rounds"
+        key = "rounds" if isinstance(config.algorithm, WorkOptions) else "theory.rounds"
         raise ConfigError(f"algorithm.{key}={algorithm.rounds}: the run has rounds={config.rounds}: make them the same")
 
 
 def check_local(config: Config, largest: int) -> None:
     """Refuse batches that no client could fill, and what this machine has no memory for. Raises ConfigError."""
-    chosen: Any = config.algorithm
-    size = getattr(chosen, "batch_size", 1)
-    size = largest if size is None else size
-    known = type(getattr(chosen, "of", chosen)).model_fields.get("batch_size")
-    if size > largest and (known is None or size != known.default):  # by default a batch is at most what a client has
+    options = config.algorithm
+    data = options.local_data() if isinstance(options, AlgorithmOptions) else None
+    if data is None:
+        return
+    size = largest if data.batch_size is None else data.batch_size
+    if size > largest and size != data.usual:  # by default a batch is at most what a client has
         raise ConfigError(
             f"algorithm.batch_size={size}: the largest client has {largest} examples: use at most that, or fewer "
             f"population.clients"
         )
-    steps, epochs = getattr(chosen, "steps", None), getattr(chosen, "epochs", None)
-    rows = size * steps if steps else largest * (epochs or 1)
+    rows = size * data.steps if data.steps else largest * (data.epochs or 1)
     block = config.executor.block_size
-    together = min(rules.SIZES[device(config)].largest if block == "auto" else block, config.cohort.invite)
+    together = min(rules.SIZES[device(config)].largest if block == "auto" else block, config.cohort.size)
     if together * rows * ROW_BYTES > memory_bytes():
-        key, value = ("steps", steps) if steps else ("epochs", epochs)
+        key, value = ("steps", data.steps) if data.steps else ("epochs", data.epochs)
         raise ConfigError(f"algorithm.{key}={value}: the memory of this machine does not hold their batches: lower it")
 
 
@@ -317,10 +320,14 @@ def parse_until(text: str, key: str = "until") -> tuple[str, bool, float]:
 
     ``=`` means at least, and at most for a metric of which less is better; ``>=`` and ``<=`` say it outright.
     """
-    found = re.fullmatch(r"\s*(eval/.*?)\s*(>=|<=|=)(.*)", text)
+    result = re.fullmatch(r"\s*(eval/.*?)\s*(>=|<=|=)(.*)", text)
     with contextlib.suppress(ValueError):
-        if found and math.isfinite(float(found[3])):
-            return found[1], found[2] == ">=" or (found[2] == "=" and not less_is_better(found[1])), float(found[3])
+        if result and math.isfinite(float(result[3])):
+            return (
+                result[1],
+                result[2] == ">=" or (result[2] == "=" and not less_is_better(result[1])),
+                float(result[3]),
+            )
     if re.fullmatch(r"\s*(?!eval/)[\w/.]+\s*(>=|<=|=)\s*[\d.e+-]+\s*", text):
         raise ConfigError(f"{key}={show(text)}: metrics of the model are called eval/…: write eval/{text.strip()}")
     raise ConfigError(f"{key}={show(text)}: write a metric and a number, such as eval/auc=0.95")

@@ -1,4 +1,4 @@
-"""What a user may write of availability that counts in rounds: rates of clients, and processes."""
+"""Options of availability that counts in rounds: rates of clients, and processes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,11 @@ class RateOptions(ByName):
         return "labels" if self.kind in ("fedau", "fedawe", "mifa") else "sizes" if self.kind == "sizes" else None
 
 
-class RatedOptions(Options):
+class InRoundsOptions(Options):
+    """Options of a process in rounds, whatever the time."""
+
+
+class RatedOptions(InRoundsOptions):
     """Options of a process that has clients' rates."""
 
     rates: RateOptions = Field(default=RateOptions(), validate_default=True)
@@ -162,7 +166,7 @@ class OutagesOptions(RatedOptions):
         return self
 
 
-class BlocksOptions(Options):
+class BlocksOptions(InRoundsOptions):
     """Groups of clients with consecutive numbers are on in turn: periodic availability."""
 
     groups: Annotated[int, Field(ge=2, le=10**6)] = 5
@@ -173,7 +177,7 @@ class BlocksOptions(Options):
     """anywhere: the first turn is cut short by rounds drawn once for all; whole: it is not."""
 
 
-class AlternatingOptions(Options):
+class AlternatingOptions(InRoundsOptions):
     """Two halves of the clients, by their numbers, are on in turn, the second for a shorter time: day and night."""
 
     rounds: Rounds = 100
@@ -193,55 +197,57 @@ def _or(given: float | None, default: float) -> float:
     return default if given is None else given
 
 
-def rates(given: RateOptions, context: Context) -> rules.Rates:
+def rates(options: RateOptions, context: Context) -> rules.Rates:
     """Return clients' rates. Raises ConfigError where they go by labels, and there are none."""
     key, population = context.key, context.population
-    if given.by == "labels":
-        labels = Labels(population, f"availability.rates.kind={given.kind!r}")
-        if given.kind == "fedau":
-            return rules.fedau(key, labels, _or(given.mean, 0.1), _or(given.floor, 0.02), _or(given.concentration, 0.1))
-        return rules.fedawe(key, labels) if given.kind == "fedawe" else rules.mifa(labels, _or(given.floor, 0.1))
-    if given.kind == "uniform":
-        return rules.uniform(key, *given.ends)
-    if given.kind == "beta":
-        return rules.beta(key, _or(given.a, 2.0), _or(given.b, 2.0))
-    return rules.sizes(population) if given.kind == "sizes" else rules.constant(_or(given.rate, 0.5))
+    if options.by == "labels":
+        labels = Labels(population, f"availability.rates.kind={options.kind!r}")
+        if options.kind == "fedau":
+            return rules.fedau(
+                key, labels, _or(options.mean, 0.1), _or(options.floor, 0.02), _or(options.concentration, 0.1)
+            )
+        return rules.fedawe(key, labels) if options.kind == "fedawe" else rules.mifa(labels, _or(options.floor, 0.1))
+    if options.kind == "uniform":
+        return rules.uniform(key, *options.ends)
+    if options.kind == "beta":
+        return rules.beta(key, _or(options.a, 2.0), _or(options.b, 2.0))
+    return rules.sizes(population) if options.kind == "sizes" else rules.constant(_or(options.rate, 0.5))
 
 
-def independent(given: IndependentOptions, context: Context) -> InRounds:
+def independent(options: IndependentOptions, context: Context) -> InRounds:
     """Return fresh draws in every round."""
-    return processes.Independent(context.key, rates(given.rates, context))
+    return processes.Independent(context.key, rates(options.rates, context))
 
 
-def markov(given: MarkovRoundsOptions, context: Context) -> InRounds:
+def markov(options: MarkovRoundsOptions, context: Context) -> InRounds:
     """Return chains of clients' own."""
-    return processes.MarkovRounds(context.key, rates(given.rates, context), given.off_to_on)
+    return processes.MarkovRounds(context.key, rates(options.rates, context), options.off_to_on)
 
 
-def cyclic(given: CyclicOptions, context: Context) -> InRounds:
+def cyclic(options: CyclicOptions, context: Context) -> InRounds:
     """Return cycles of clients' own."""
-    return processes.Cyclic(context.key, rates(given.rates, context), given.cycle, given.start == "off")
+    return processes.Cyclic(context.key, rates(options.rates, context), options.cycle, options.start == "off")
 
 
-def sine(given: SineOptions, context: Context) -> InRounds:
+def sine(options: SineOptions, context: Context) -> InRounds:
     """Return rates times a sine."""
-    wave = processes.sine(given.depth, given.period)
-    return processes.Waves(context.key, rates(given.rates, context), wave, given.period, given.below)
+    wave = processes.sine(options.depth, options.period)
+    return processes.Waves(context.key, rates(options.rates, context), wave, options.period, options.below)
 
 
-def staircase(given: StaircaseOptions, context: Context) -> InRounds:
+def staircase(options: StaircaseOptions, context: Context) -> InRounds:
     """Return rates, and a share of them, by turns."""
-    wave = processes.staircase(given.low, given.rounds)
-    return processes.Waves(context.key, rates(given.rates, context), wave, 2 * given.rounds)
+    wave = processes.staircase(options.low, options.rounds)
+    return processes.Waves(context.key, rates(options.rates, context), wave, 2 * options.rounds)
 
 
-def f3ast(given: F3astOptions, context: Context) -> InRounds:
+def f3ast(options: F3astOptions, context: Context) -> InRounds:
     """Return rates times F3AST's wave."""
-    wave = processes.f3ast(given.depth, given.level, given.period)
-    return processes.Waves(context.key, rates(given.rates, context), wave, given.period)
+    wave = processes.f3ast(options.depth, options.level, options.period)
+    return processes.Waves(context.key, rates(options.rates, context), wave, options.period)
 
 
-def outages(given: OutagesOptions, context: Context) -> InRounds:
+def outages(options: OutagesOptions, context: Context) -> InRounds:
     """Return regions that fail as a whole. Raises ConfigError without regions, or with another number of shares."""
     regions = context.population.summary().domains
     if regions < 2:
@@ -249,28 +255,28 @@ def outages(given: OutagesOptions, context: Context) -> InRounds:
             "availability.kind='outages': regions are the domains of clients, and all clients are of one: set domains.kind, or "
             "choose data with domains and population.partition.kind=by_domain"
         )
-    up = given.up if isinstance(given.up, list) else [given.up] * regions
+    up = options.up if isinstance(options.up, list) else [options.up] * regions
     if len(up) != regions:
         raise ConfigError(
             f"availability.up={up}: {len(up)} shares for {regions} regions: give one for all, or {regions}"
         )
     share = torch.tensor(up, dtype=torch.float64)
-    rated = rates(given.rates, context)
-    return processes.Outages(context.key, rated, context.population.domains, share, given.correlation)
+    rated = rates(options.rates, context)
+    return processes.Outages(context.key, rated, context.population.domains, share, options.correlation)
 
 
-def blocks(given: BlocksOptions, context: Context) -> InRounds:
+def blocks(options: BlocksOptions, context: Context) -> InRounds:
     """Return groups that take turns. Raises ConfigError where there are more groups than clients."""
     size = context.population.size
-    if given.groups > size:
-        raise ConfigError(f"availability.groups={given.groups}: there are only {size} clients: lower it")
-    most = given.rounds if given.start == "anywhere" else 1
-    return processes.Turns(context.key, size, (given.rounds,) * given.groups, most)
+    if options.groups > size:
+        raise ConfigError(f"availability.groups={options.groups}: there are only {size} clients: lower it")
+    most = options.rounds if options.start == "anywhere" else 1
+    return processes.Turns(context.key, size, (options.rounds,) * options.groups, most)
 
 
-def alternating(given: AlternatingOptions, context: Context) -> InRounds:
+def alternating(options: AlternatingOptions, context: Context) -> InRounds:
     """Return two halves that take turns."""
-    lengths = given.rounds, max(1, round(given.ratio * given.rounds))
+    lengths = options.rounds, max(1, round(options.ratio * options.rounds))
     return processes.Turns(context.key, context.population.size, lengths)
 
 

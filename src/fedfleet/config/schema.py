@@ -200,6 +200,8 @@ def load(
     elif isinstance(source, str | Path):
         source = locate(Path(source))
     given = read(source) if isinstance(source, Path) else source
+    if isinstance(source, Path):
+        _check_once(given)
     changes = [overrides] if isinstance(overrides, Mapping) else [override(text) for text in overrides or []]
     if isinstance(source, Path) and is_of_a_run(source):
         check_trusted(source, [key for change in changes for key, _ in _flat(plain(change))], trust=trust)
@@ -209,6 +211,17 @@ def load(
     folder = source.absolute().parent
     beside = any(lies(folder, text) for text in _texts(config.model_dump(mode="json", exclude_unset=True)))
     return with_overrides(config, {"code_dir": str(folder)}) if beside else config
+
+
+def _check_once(given: Mapping[str, Any]) -> None:
+    """Refuse a file that says a key twice: in its section, and by a dotted key. Raises ConfigError."""
+    seen = set[str]()
+    for key, value in _flat(plain(given)):
+        named = _single(key) if isinstance(value, str) else None
+        whole = key if named is None else f"{key}.{named.key}"
+        if whole in seen:
+            raise ConfigError(f"{whole}={show(value)}: given twice, in its section and by a dotted key: keep one")
+        seen.add(whole)
 
 
 def _texts(node: Any) -> Iterator[str]:
@@ -240,15 +253,15 @@ def without_own(raw: Mapping[str, Any], parts: Iterable[str]) -> dict[str, Any]:
 
     Raises ConfigError.
     """
-    found = json.loads(json.dumps(raw))
+    result = json.loads(json.dumps(raw))
     for section, given in OWN.items():
         *parents, last = section.split(".")
-        node = found
+        node = result
         for name in parents:
             node = node.get(name, {})
         if isinstance(node, dict) and "own" in (node.get(last) or {}) and any(part in parts for part in given):
             del node[last]
-    return found
+    return result
 
 
 def recorded(path: Path) -> dict[str, Any]:
@@ -321,5 +334,5 @@ def _rename(node: dict[str, Any], key: str, old: type[BaseModel], new: type[Base
 
 def _single(key: str) -> Registry[Any] | None:
     """Return the registry of a section that names one part."""
-    found = SECTIONS.get(key)
-    return None if found is None or found.listed else found.registry
+    result = SECTIONS.get(key)
+    return None if result is None or result.listed else result.registry

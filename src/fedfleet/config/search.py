@@ -1,4 +1,4 @@
-"""What a hyper-parameter may be: ranges and choices, as they are written, checked and drawn from."""
+"""Distributions of hyper-parameters: ranges and choices, as they are written, checked and drawn from."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class Range:
             return self.low + self.step * math.floor(u * self.steps)
         high = self.high + 1 if self.whole else self.high
         if self.log:
-            found = math.exp(math.log(self.low) + u * (math.log(high) - math.log(self.low)))
+            result = math.exp(math.log(self.low) + u * (math.log(high) - math.log(self.low)))
         else:
-            found = self.low + u * (high - self.low)
-        return min(max(math.floor(found) if self.whole else found, self.low), self.high)
+            result = self.low + u * (high - self.low)
+        return min(max(math.floor(result) if self.whole else result, self.low), self.high)
 
     @property
     def steps(self) -> int:
@@ -116,15 +116,15 @@ def _read(key: str, given: Any) -> Distribution:
         raise ConfigError(f"{where}: it cannot be searched: {why}")
     if isinstance(given, list):
         return _choice(where, given)
-    found = re.fullmatch(r"\s*(\w+)\s*\((.*)\)\s*", given, re.DOTALL) if isinstance(given, str) else None
+    result = re.fullmatch(r"\s*(\w+)\s*\((.*)\)\s*", given, re.DOTALL) if isinstance(given, str) else None
     forms = ", ".join(f"{name}{form}" for name, (form, _) in KINDS.items())
-    if found is None:
+    if result is None:
         raise ConfigError(f"{where}: no distribution: write one of {forms}, or a list of values")
-    kind = found[1]
+    kind = result[1]
     if kind not in KINDS:
         raise ConfigError(unknown(f"tune.search.{key}", kind, KINDS))
     try:
-        values = parse(f"[{found[2]}]")
+        values = parse(f"[{result[2]}]")
     except ValueError:
         raise ConfigError(f"{where}: its values are not YAML: write {kind}{KINDS[kind][0]}") from None
     return _choice(where, values) if kind == "choice" else _range(where, kind, values)

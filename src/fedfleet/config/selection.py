@@ -1,4 +1,4 @@
-"""What a user may write under ``selection``: whom the server invites."""
+"""Options of ``selection``: whom the server invites."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from fedfleet.algorithms.options import CohortOptions
+from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.fleet import selection as models
 from fedfleet.simulator.fleet.policies import rounded_up
 from fedfleet.simulator.registry import Entry, Options, Registry
@@ -15,7 +16,7 @@ from fedfleet.simulator.registry import Entry, Options, Registry
 
 def asked(cohort: CohortOptions) -> int:
     """Return how many clients a phase invites, those that are selected over the number included."""
-    return rounded_up(cohort.invite * cohort.over_select)
+    return rounded_up(cohort.size * cohort.over_select)
 
 
 class Selection(Options):
@@ -26,13 +27,16 @@ class Selection(Options):
     looks: ClassVar[bool] = False
     """Whether it looks at clients' losses."""
 
+    def check(self, invited: int, clients: int) -> None:
+        """Refuse cohorts that it cannot draw of so many clients. Raises ConfigError."""
+
 
 class Uniform(Selection):
     """Every client alike."""
 
 
 class Poisson(Selection):
-    """Each client for itself, ``cohort.invite`` of them in the mean."""
+    """Each client for itself, ``cohort.size`` of them in the mean."""
 
     scans: ClassVar[bool] = True
 
@@ -75,6 +79,28 @@ class Oort(Selection):
     cutoff: float = Field(default=0.95, gt=0, le=1)
 
 
+class Tifl(Selection):
+    """Some of one tier of clients that are as fast (Chai et al. 2020, TiFL, as FLGo has it)."""
+
+    scans: ClassVar[bool] = True
+    looks: ClassVar[bool] = True
+
+    tiers: int = Field(default=5, ge=1)
+    """Tiers of as many clients each, T."""
+    interval: int = Field(default=10, ge=1)
+    """Cohorts after which tiers of larger loss get larger chances, I."""
+    credits: int | None = Field(default=None, ge=1)
+    """Cohorts that a tier may be drawn for until all have been for as many; null: any."""
+
+    def check(self, invited: int, clients: int) -> None:
+        """Refuse cohorts that are larger than a tier. Raises ConfigError."""
+        if self.tiers * invited > clients:
+            raise ConfigError(
+                f"selection.tiers={self.tiers}: a tier of {clients:,} clients is smaller than a cohort of {invited:,}: lower it, "
+                f"or cohort.size"
+            )
+
+
 ROWS: dict[str, Entry[Callable[[Any, int], models.Selection]]] = {
     "uniform": Entry(Uniform, lambda given, seed: models.Uniform()),
     "poisson": Entry(Poisson, lambda given, seed: models.Poisson()),
@@ -82,6 +108,7 @@ ROWS: dict[str, Entry[Callable[[Any, int], models.Selection]]] = {
     "round_robin": Entry(RoundRobin, lambda given, seed: models.RoundRobin(seed)),
     "power_of_choice": Entry(PowerOfChoice, lambda given, seed: models.PowerOfChoice(given.factor)),
     "oort": Entry(Oort, lambda given, seed: models.Oort(**given.model_dump(exclude={"kind"}))),
+    "tifl": Entry(Tifl, lambda given, seed: models.Tifl(seed, given.tiers, given.interval, given.credits)),
 }
 SELECTIONS = Registry("selection", ROWS, default="uniform", group="fedfleet.selections")
 SCANNED = 10_000_000

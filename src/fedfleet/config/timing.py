@@ -1,4 +1,4 @@
-"""What phases take of clients and their devices, as far as it is known before a run: for deadlines, and for ``plan``."""
+"""Costs of phases that are known before a run, for deadlines and ``plan``: steps, bytes, operations, seconds."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 
 from fedfleet.config.devices import Computing
 from fedfleet.config.schema import Config
-from fedfleet.simulator.algorithm import Algorithm, Problem
+from fedfleet.simulator.algorithm import Algorithm, Buffer, Problem
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.factored import Notes
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.batches import work
 from fedfleet.simulator.errors import ConfigError
-from fedfleet.simulator.fleet.devices import Alike, Load
-from fedfleet.simulator.fleet.hardware import Drawn, Hardware, Machines
+from fedfleet.simulator.fleet.devices import Homogeneous, Load
+from fedfleet.simulator.fleet.hardware import Drawn, Hardware, HeterogeneousDevices
 from fedfleet.simulator.fleet.responses import Federation
 from fedfleet.simulator.population import Population
 from fedfleet.simulator.registry import ByPath
@@ -60,14 +60,14 @@ def costs(config: Config, algorithm: Algorithm, z: Tree, notes: Callable[[], Not
     """
     if not isinstance(config.devices, Computing | ByPath):  # of an author's own nobody knows
         return Costs({}, {}, {})
-    found, names = notes(), [p.name for p in algorithm.phases]
+    result, names = notes(), [p.name for p in algorithm.phases]
     flop = config.devices.flop_per_example if isinstance(config.devices, Computing) else None
     model = dict.fromkeys(names, float(T.num_bytes(z)))
     once = dict.fromkeys(names, 6.0 * T.count(z))
     return Costs(
-        {**model, **found.bytes_down},
-        {**model, **found.bytes_up},
-        {**once, **found.flop} if flop is None else dict.fromkeys(names, flop),
+        {**model, **result.bytes_down},
+        {**model, **result.bytes_up},
+        {**once, **result.flop} if flop is None else dict.fromkeys(names, flop),
     )
 
 
@@ -91,14 +91,16 @@ def check_deadline(
 def _fastest_s(federation: Federation, phase: Phase, population: Population, known: Costs, wanted: int) -> float:
     """Return seconds before which no so many clients can answer; 0 where that cannot be said."""
     devices = federation.devices
-    if not isinstance(devices, Alike | Machines) or (devices.sigma if isinstance(devices, Alike) else devices.jitter):
+    if not isinstance(devices, Homogeneous | HeterogeneousDevices) or (
+        devices.sigma if isinstance(devices, Homogeneous) else devices.jitter
+    ):
         return 0.0
     if population.size <= ALL_UP_TO:
         clients = torch.arange(population.size)
         load = known.load(phase, population.num_examples(clients))
         steps = load.steps.clamp(max=1) if federation.partial_work else load.steps
         return float(devices.times(rng.key(0), clients, load).after(steps).sort().values[min(wanted, len(steps)) - 1])
-    if isinstance(devices, Machines) and isinstance(devices.fleet, Drawn):
+    if isinstance(devices, HeterogeneousDevices) and isinstance(devices.fleet, Drawn):
         one = torch.ones(1, dtype=torch.int64)
         return float(devices.fleet.devices.times(known.load(phase, one)).fixed.min())
     return 0.0
@@ -110,12 +112,12 @@ def _upwards(seconds: float) -> str:
     return f"{math.ceil(seconds / unit) * unit:.3g}"
 
 
-def middle(devices: Machines, clients: int) -> Hardware:
+def middle(devices: HeterogeneousDevices, clients: int) -> Hardware:
     """Return the device each of whose numbers is in the middle, of so many clients."""
     return devices.fleet.of(torch.arange(min(clients, SAMPLE))).median()
 
 
-def typical(devices: Machines, algorithm: Algorithm, problem: Problem, known: Costs) -> tuple[float, str]:
+def typical(devices: HeterogeneousDevices, algorithm: Algorithm, problem: Problem, known: Costs) -> tuple[float, str]:
     """Return what a round takes where each number of the device, and the client's examples, are in the middle, and of what.
 
     An asynchronous server has no rounds: that is then the time of one answer.
@@ -137,12 +139,14 @@ def local_steps(algorithm: Algorithm, population: Population) -> dict[str, Steps
     asked = min(population.size, ASKED)
     some = population.num_examples(torch.arange(asked) * (population.size // asked)).cpu()
     counts = torch.stack([torch.tensor(ends.min_examples), some.median(), torch.tensor(ends.max_examples)])
-    working = (p for p in algorithm.phases if any(stage.batches.works for stage in p.work.stages))
+    working = (p for p in algorithm.phases if any(stage.batches.works for stage in p.work.loops))
     return {p.name: Steps(*work(p, counts)[0].tolist()) for p in working}
 
 
-def between_steps(seconds: float, buffer: int, concurrency: int, clients: int) -> str:
-    """Say how often an asynchronous server steps where an answer takes ``seconds``: ``concurrency`` come in in that time."""
-    at_work = min(concurrency, clients)
-    every = seconds * buffer / at_work
-    return f"{every:.3g} s: {buffer} answers of {at_work} clients at work, an answer in {seconds:.3g} s"
+def between_steps(seconds: float, buffer: Buffer, clients: int) -> str:
+    """Say how often an asynchronous server steps where an answer takes ``seconds``."""
+    if buffer.seconds is not None:
+        return f"{buffer.seconds:.3g} s, an answer in {seconds:.3g} s"
+    at_work = buffer.at_work(clients)
+    every = seconds * buffer.size / at_work
+    return f"{every:.3g} s: {buffer.size} answers of {at_work} clients at work, an answer in {seconds:.3g} s"

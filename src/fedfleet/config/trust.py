@@ -1,4 +1,4 @@
-"""Whether a run folder may call what its configuration names: one that was written here has a seal, any other is asked about.
+"""Trust in run folders that name code to call: one that was written here has a seal, any other is asked about.
 
 A seal is a comment at the end of the file: an HMAC-SHA-256 of what the configuration says, with a key that lies in the user's state
 folder and is in no run folder. A configuration that names no code and reaches no other machine needs none.
@@ -27,8 +27,11 @@ from fedfleet.tasks.transformer import PREFIX
 
 KEY_BYTES = 32
 SEAL = re.compile(r"^# sealed by fedfleet: ([0-9a-f]{64})\n?\Z", re.M)
-OF_RUNS = ("summary.json", "environment.json", "rounds.parquet")
-"""Any of these beside a configuration tells that a run has written it."""
+OF_RUNS = (
+    *("summary.json", "environment.json", "status.json", "events.jsonl"),
+    *("rounds.parquet", "phases.parquet", "outcomes.parquet"),
+)
+"""Any of these beside a configuration tells that a run has written it. So does a seal in it, whoever's."""
 OF_SEVERAL = ("campaign.yaml", "tune.yaml")
 FREE = ("label", "rounds", "until", "max_seconds", "stop_if_diverged", "patience", "checkpoint")
 """Keys that may be changed by hand: they neither name code nor are given to any."""
@@ -89,18 +92,18 @@ def check(path: Path, overrides: Iterable[str] = (), *, trust: bool, section: st
     if trust or not isinstance(config, dict):
         return
     given = tuple(f"{key}." for key in overrides)
-    found = {
+    result = {
         key: value
         for key, value in outside(config).items()
         if f"{key}.".startswith(section) and not f"{key}.".startswith(given)
     }
-    if not found:
+    if not result:
         return
     seal, secret = SEAL.search(text), _key(made=False)
     if seal is not None and secret is not None and hmac.compare_digest(seal[1], _seal(secret, config)):
         return
-    key, value = next(iter(found.items()))
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    key, value = next(iter(result.items()))
+    more = f" and {len(result) - 1} more" if len(result) > 1 else ""
     raise ConfigError(
         f"{path}: {key}={show(value)}{more} would be called or reached, and no run of yours on this machine wrote that: look at "
         f"it, then give --trust (in Python trust=True)"
@@ -109,7 +112,11 @@ def check(path: Path, overrides: Iterable[str] = (), *, trust: bool, section: st
 
 def is_of_a_run(path: Path) -> bool:
     """Say whether a configuration was written by a run, or by several, as far as what lies beside it tells."""
-    return path.name in OF_SEVERAL or any((path.parent / name).exists() for name in OF_RUNS)
+    if path.name in OF_SEVERAL or any((path.parent / name).exists() for name in OF_RUNS):
+        return True
+    with suppress(OSError, ValueError):
+        return SEAL.search(text_of(path, YAML_BYTES)) is not None
+    return False
 
 
 def _seal(key: bytes, config: Mapping[str, Any]) -> str:
@@ -133,10 +140,15 @@ def _key(*, made: bool = True) -> bytes | None:
             _make(path)
         with path.open("rb") as file:
             told = os.fstat(file.fileno())
-            mine = stat.S_ISREG(told.st_mode) and told.st_uid == os.getuid() and not told.st_mode & 0o077
-            found = file.read(KEY_BYTES + 1)
-        return found if mine and len(found) == KEY_BYTES else None
+            mine = stat.S_ISREG(told.st_mode) and _private(told)
+            result = file.read(KEY_BYTES + 1)
+        return result if mine and len(result) == KEY_BYTES else None
     return None
+
+
+def _private(told: os.stat_result) -> bool:
+    """Say whether a file is this user's alone, where the system has such."""
+    return not hasattr(os, "getuid") or (told.st_uid == os.getuid() and not told.st_mode & 0o077)
 
 
 def _make(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a user may write of a search for hyper-parameters: ``tune``."""
+"""Options of ``tune``: a search for hyper-parameters."""
 
 from __future__ import annotations
 
@@ -50,65 +50,65 @@ class Tuning(Options):
     """Seed of what is drawn; those of the runs are ``seeds`` or ``seed``, the same for all trials."""
 
 
-def checked(given: Tuning, rounds: int) -> dict[str, Distribution]:
+def checked(options: Tuning, rounds: int) -> dict[str, Distribution]:
     """Return what is searched, after all that can be refused without data. Raises ConfigError."""
-    if not given.search:
+    if not options.search:
         raise ConfigError(f"tune.search: not given: {VARIES}")
-    found = space(given.search)
-    if given.searcher == "grid":
-        for key, distribution in found.items():
+    result = space(options.search)
+    if options.searcher == "grid":
+        for key, distribution in result.items():
             if not isinstance(distribution, Choice):
                 raise ConfigError(
-                    f"tune.search.{key}={given.search[key]!r}: a grid takes choices alone: list its values"
+                    f"tune.search.{key}={options.search[key]!r}: a grid takes choices alone: list its values"
                 )
-        if given.trials is not None:
-            raise ConfigError(f"tune.trials={given.trials}: a grid has every combination: leave it out")
-    elif given.trials is None:
+        if options.trials is not None:
+            raise ConfigError(f"tune.trials={options.trials}: a grid has every combination: leave it out")
+    elif options.trials is None:
         raise ConfigError("tune.trials: not given: say how many configurations are to be drawn")
     if rounds < 1:
         raise ConfigError(f"rounds={rounds}: nothing is learnt: give more")
-    if given.scheduler == "none" and given.min_rounds is not None:
-        raise ConfigError(f"tune.min_rounds={given.min_rounds}: scheduler none has no rungs: leave it out")
-    if given.scheduler == "none" and "reduction" in given.model_fields_set:
-        raise ConfigError(f"tune.reduction={given.reduction}: scheduler none has no rungs: leave it out")
-    if given.min_rounds is not None and given.min_rounds > rounds:
-        raise ConfigError(f"tune.min_rounds={given.min_rounds}: there are {rounds} rounds: give fewer")
-    if given.of == "best" and (goal(given) == "min") != less_is_better(given.metric):
-        kept = "least" if less_is_better(given.metric) else "greatest"
+    if options.scheduler == "none" and options.min_rounds is not None:
+        raise ConfigError(f"tune.min_rounds={options.min_rounds}: scheduler none has no rungs: leave it out")
+    if options.scheduler == "none" and "reduction" in options.model_fields_set:
+        raise ConfigError(f"tune.reduction={options.reduction}: scheduler none has no rungs: leave it out")
+    if options.min_rounds is not None and options.min_rounds > rounds:
+        raise ConfigError(f"tune.min_rounds={options.min_rounds}: there are {rounds} rounds: give fewer")
+    if options.of == "best" and (goal(options) == "min") != less_is_better(options.metric):
+        kept = "least" if less_is_better(options.metric) else "greatest"
         raise ConfigError(
-            f"tune.of='best': of {given.metric!r} runs keep the {kept} value, as by its name: choose last"
+            f"tune.of='best': of {options.metric!r} runs keep the {kept} value, as by its name: choose last"
         )
-    goal(given)
-    return found
+    goal(options)
+    return result
 
 
-def goal(given: Tuning) -> Literal["max", "min"]:
+def goal(options: Tuning) -> Literal["max", "min"]:
     """Return which way the metric is better. Raises ConfigError where nobody says."""
-    if given.goal is not None:
-        return given.goal
-    if less_is_better(given.metric):
+    if options.goal is not None:
+        return options.goal
+    if less_is_better(options.metric):
         return "min"
-    if MORE.search(given.metric):
+    if MORE.search(options.metric):
         return "max"
     raise ConfigError(
-        f"tune.goal: not given, and {given.metric!r} does not say whether more is better: give max or min"
+        f"tune.goal: not given, and {options.metric!r} does not say whether more is better: give max or min"
     )
 
 
-def rungs(given: Tuning, rounds: int) -> list[int]:
+def rungs(options: Tuning, rounds: int) -> list[int]:
     """Return after how many rounds trials are compared, ascending; the last are all of them.
 
     Rung k is after min_rounds · reduction^k rounds, as in successive halving, and the last one after ``rounds``, whatever that is;
     one that is nearer to it than √reduction times is left out.
     """
-    if given.scheduler == "none":
+    if options.scheduler == "none":
         return [rounds]
-    least = given.min_rounds or max(1, round(rounds / given.reduction**TOP))
-    found = []
-    while least < rounds and least * math.sqrt(given.reduction) <= rounds:
-        found.append(least)
-        least *= given.reduction
-    return [*found, rounds]
+    least = options.min_rounds or max(1, round(rounds / options.reduction**TOP))
+    result = []
+    while least < rounds and least * math.sqrt(options.reduction) <= rounds:
+        result.append(least)
+        least *= options.reduction
+    return [*result, rounds]
 
 
 def measured_on(metric: str, held_out: float) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from fedfleet.assembly.own import check_same, parts
+from fedfleet.assembly.user_parts import check_same, parts
 from fedfleet.config.population import Data, data_key, load_data
 from fedfleet.config.schema import Config, load
 from fedfleet.config.trust import dumped
@@ -24,7 +24,7 @@ from fedfleet.experiments.resume import resume as go_on
 from fedfleet.experiments.run import Run
 from fedfleet.experiments.runfolder import check_free, claim
 from fedfleet.experiments.runs import Runs
-from fedfleet.experiments.trials import Trial, distinct, left_out, naming, planned
+from fedfleet.experiments.sweep import Trial, distinct, left_out, naming, planned
 from fedfleet.experiments.workers import Workers
 from fedfleet.files.documents import is_there
 from fedfleet.files.summary import SUMMARY, checked_summary, summary_of
@@ -178,8 +178,8 @@ def open_runs(folder: Path | str, task: Task | None = None, data: Data | None = 
     """
     out = Path(folder)
     if not is_there(out / CAMPAIGN):
-        mend = "it is one run: take fedfleet.open_run" if is_there(out / SUMMARY) else "give the folder of several runs"
-        raise ConfigError(f"{out}: no {CAMPAIGN} there: {mend}")
+        fix = "it is one run: take fedfleet.open_run" if is_there(out / SUMMARY) else "give the folder of several runs"
+        raise ConfigError(f"{out}: no {CAMPAIGN} there: {fix}")
     config = load(out / CAMPAIGN, trust=trust)
     read = [(trial, checked_summary(out / trial.place)) for trial in planned(config, data)]
     ended = [(trial, summary) for trial, summary in read if summary]

@@ -54,24 +54,24 @@ class Checkpoints:
         """Write a checkpoint, then remove those that are too many; return its path."""
         own_folder(self.folder)
         remembered = at.memory.remembered()
-        found = Checkpoint(at.index, at.clock_s, at.state, remembered, dict(account))
+        result = Checkpoint(at.index, at.clock_s, at.state, remembered, dict(account))
         path = self.folder / f"round-{at.index:08}.safetensors"
-        save(path, found)
+        save(path, result)
         self._kept[path] = remembered.states
         self._settle(at)
         return path
 
-    def restore(self, found: Checkpoint, at: Position) -> None:
+    def restore(self, result: Checkpoint, at: Position) -> None:
         """Bring a position to a checkpoint; newer checkpoints are removed. Raises StateError."""
-        at.memory.restore(found.remembered)
-        at.index, at.clock_s, at.state = found.rounds, found.clock_s, found.state
+        at.memory.restore(result.remembered)
+        at.index, at.clock_s, at.state = result.rounds, result.clock_s, result.state
         for path in _newest_first(self.folder):
             try:
                 one = load(path)
             except Damaged:
                 path.unlink()
                 continue
-            if one.rounds > found.rounds:
+            if one.rounds > result.rounds:
                 path.unlink()
             else:
                 self._kept[path] = one.remembered.states
@@ -95,9 +95,9 @@ def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     return None, faults
 
 
-def save(path: Path, found: Checkpoint) -> None:
+def save(path: Path, result: Checkpoint) -> None:
     """Write a checkpoint: its tensors, and as metadata its other parts in JSON and a digest of everything."""
-    plain, tensors = encode(tuple(found))
+    plain, tensors = encode(tuple(result))
     body = json.dumps(plain)
     tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     metadata = {"format": FORMAT, "body": body, "sha256": digest(body, tensors)}

@@ -9,8 +9,8 @@ from typing import IO
 
 import torch
 
-from fedfleet.assembly.own import check_same
 from fedfleet.assembly.prepared import Prepared
+from fedfleet.assembly.user_parts import check_same
 from fedfleet.assembly.weights import nets
 from fedfleet.config.advice import advice
 from fedfleet.config.reading import check_free
@@ -21,7 +21,7 @@ from fedfleet.experiments.runfolder import CHECKPOINTS, RunFolder, claimed, lock
 from fedfleet.experiments.runner import Runner
 from fedfleet.experiments.same_run import check_unchanged
 from fedfleet.experiments.status import Status
-from fedfleet.experiments.tracked import configured, trackers
+from fedfleet.experiments.tracker_setup import configured, trackers
 from fedfleet.experiments.workers import Workers
 from fedfleet.files.summary import ended
 from fedfleet.report import write_card
@@ -91,25 +91,25 @@ class Experiment(Prepared):
 
     def _last(self, folder: Path, say: Callable[[str], None]) -> Checkpoint:
         """Return the checkpoint to go on from. Raises ConfigError."""
-        found, faults = newest(folder / CHECKPOINTS)
-        if found is None:
+        result, faults = newest(folder / CHECKPOINTS)
+        if result is None:
             raise ConfigError(f"{folder}: {faults[0] if faults else 'no checkpoint to go on from'}: start the run anew")
         ended(folder)
         for fault in faults:
             say(f"{fault}; an earlier checkpoint is taken")
-        check_same(folder, found.account["own"], self.own)
-        check_unchanged(folder, found.account.get("config", {}), self.config)
-        if found.account["data"] != self.fingerprint:
+        check_same(folder, result.account["own"], self.own)
+        check_unchanged(folder, result.account.get("config", {}), self.config)
+        if result.account["data"] != self.fingerprint:
             raise ConfigError(
                 f"{folder}: its clients or test data were others: give the data of the run, or start a new run"
             )
-        before, scorer = found.account.get("scorer"), self.prepare(say)
+        before, scorer = result.account.get("scorer"), self.prepare(say)
         if before is not None and before != scorer:
             raise ConfigError(
                 f"{folder}: its images were judged by {before}, and here would be by {scorer}: bring the run's classifier to this "
                 f"machine's cache, or start a new run"
             )
-        return found
+        return result
 
     def advice(self) -> list[str]:
         """Return lines on what of the data, of the net for them, and of who takes part will rarely do."""
@@ -126,7 +126,7 @@ class Experiment(Prepared):
     def _run(
         self,
         out: Path,
-        found: Checkpoint | None,
+        result: Checkpoint | None,
         told: Callbacks,
         workers: Workers | None,
         pause: int | None = None,
@@ -143,8 +143,8 @@ class Experiment(Prepared):
             runner = Runner(self, folder, told, pause)
             for line in self.advice():
                 told.say(line)
-            if found is not None:
-                runner.resume(found)
+            if result is not None:
+                runner.resume(result)
             run = runner.run(executor)
             with folder.writing():
                 write_card(out)

@@ -1,4 +1,4 @@
-"""What is seen while a run is under way: one live line on a terminal or in a notebook, plain lines elsewhere."""
+"""Progress of a run: one live line on a terminal or in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 from fedfleet.tracking.callback import Begun, Callback
 
 PLAIN_EVERY_S, NOTEBOOK_EVERY_S = 5.0, 0.25
-FATES = ("heard", "stale", "late", "failed", "offline")
+OUTCOMES = ("completed", "stale", "late", "failed", "unavailable")
 QUIET = ("_worst_tenth", "_spread")  # metrics for the tables
 
 
@@ -100,7 +100,7 @@ class Progress(Callback):
         left = spent / here * (rounds - done)
         when = "" if self._measured == done else f" after {self._measured}"
         return (
-            f"round {done}/{rounds} | {_fates(phases)} | {self._metric}{when} | {here / spent:.1f} rounds/s | "
+            f"round {done}/{rounds} | {_outcomes(phases)} | {self._metric}{when} | {here / spent:.1f} rounds/s | "
             f"{self._steps / spent:,.0f} client steps/s | virtual {self._virtual_s:,.0f} s | left {left:,.0f} s"
         )
 
@@ -112,15 +112,17 @@ class Progress(Callback):
         self._handle = None  # the next run has a line of its own
 
 
-def _metrics(found: Mapping[str, float | None]) -> str:
-    told = {k.removeprefix("eval/"): v for k, v in found.items() if not k.endswith(QUIET)}
+def _metrics(result: Mapping[str, float | None]) -> str:
+    told = {k.removeprefix("eval/"): v for k, v in result.items() if not k.endswith(QUIET)}
     return ", ".join(f"{k} {v:.4f}" for k, v in told.items() if v is not None)
 
 
-def _fates(phases: Sequence[Mapping[str, int]]) -> str:
-    """Say what became of the invited, phase by phase: "heard 9+8 of 10+10 late 0+2 failed 1+0 offline 0+0"."""
+def _outcomes(phases: Sequence[Mapping[str, int]]) -> str:
+    """Say what became of the invited, phase by phase: "completed 9+8 of 10+10 late 0+2 failed 1+0 unavailable 0+0"."""
     each = {
-        k: "+".join(str(p[k]) for p in phases) for k in ("invited", *FATES) if k != "stale" or any(p[k] for p in phases)
+        k: "+".join(str(p[k]) for p in phases)
+        for k in ("invited", *OUTCOMES)
+        if k != "stale" or any(p[k] for p in phases)
     }
     invited = each.pop("invited")
-    return " ".join(f"{k} {v} of {invited}" if k == "heard" else f"{k} {v}" for k, v in each.items())
+    return " ".join(f"{k} {v} of {invited}" if k == "completed" else f"{k} {v}" for k, v in each.items())

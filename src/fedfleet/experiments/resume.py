@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from fedfleet.assembly.own import check_same, parts
+from fedfleet.assembly.user_parts import check_same, parts
 from fedfleet.config.reading import check_there, override, read
 from fedfleet.config.schema import Config, load, recorded, without_own
 from fedfleet.config.trust import check as check_trusted
@@ -50,16 +50,16 @@ def resume(
     told = Callbacks(checked(callbacks))
     folder = Path(folder)
     config = changed(folder / "config.yaml", overrides, own, trust=trust)
-    found, faults = newest(folder / CHECKPOINTS)
-    if found is not None:  # before the data are read, and also where nothing is left to do
-        check_same(folder, found.account["own"], parts(**own).describe())
-    none_yet = found is None and not faults and not _has_rounds(folder)
+    result, faults = newest(folder / CHECKPOINTS)
+    if result is not None:  # before the data are read, and also where nothing is left to do
+        check_same(folder, result.account["own"], parts(**own).describe())
+    none_yet = result is None and not faults and not _has_rounds(folder)
     if none_yet and (folder / CHECKPOINTS).is_dir():  # it is a run folder indeed
         told.say(f"{folder}: it was stopped before its first checkpoint, and begins again")
         return run_or_go_on(Experiment(config, **own), folder, callbacks)
-    if found is not None and config.rounds < found.rounds:
-        raise ConfigError(f"rounds={config.rounds}: the run has done {found.rounds} already: give more")
-    if found is not None:
+    if result is not None and config.rounds < result.rounds:
+        raise ConfigError(f"rounds={config.rounds}: the run has done {result.rounds} already: give more")
+    if result is not None:
         _check_noise(recorded(folder / "config.yaml"), config)
     if (done := at_its_end(folder, config)) is not None:
         told.say(f"{folder}: {_ended(done, config)}")
@@ -105,18 +105,18 @@ def run_or_go_on(
     Raises ConfigError where ``out`` has a checkpoint of another run, unless that is to be replaced, and where a process is at
     work in it.
     """
-    found = newest(out / CHECKPOINTS)[0]
-    if found is not None:
+    result = newest(out / CHECKPOINTS)[0]
+    if result is not None:
         path = out / "config.yaml"
         before = recorded(path) if path.exists() else {}
         same = without(before, MAY_CHANGE) == without(x.config.model_dump(mode="json"), MAY_CHANGE)
-        if same and found.rounds <= x.config.rounds:
+        if same and result.rounds <= x.config.rounds:
             _check_noise(before, x.config)
             return x.resume(out, callbacks, workers, pause)
         if not replace:
             raise ConfigError(f"{out}: a run of another configuration is there: choose another folder, or remove it")
     if out.exists():
-        if found is None and _has_rounds(out):
+        if result is None and _has_rounds(out):
             Callbacks(checked(callbacks)).say(f"{out}: there is no checkpoint to go on from, and the run begins again")
         with closing(locked(out)):
             shutil.rmtree(out)
@@ -133,7 +133,7 @@ def at_its_end(folder: Path, config: Config) -> dict[str, Any] | None:
         before = recorded(folder / "config.yaml")
     except ConfigError:
         return None
-    finished = summary.get("status") == "finished" and summary.get("rounds", 0) >= config.rounds
+    finished = summary.get("status") == "finished" and (summary.get("rounds") or 0) >= config.rounds
     now = config.model_dump(mode="json")
     same = all(asked_for(before.get(key)) == asked_for(now[key]) for key in ("rounds", *STOPS))
     configured = [callback["name"] for callback in now["callbacks"]]

@@ -41,11 +41,11 @@ def open_run(folder: Path | str, task: Task | None = None, *, trust: bool = Fals
     """
     folder = Path(folder)
     if not is_there(folder / SUMMARY):
-        found = folder.glob(f"*/**/{SUMMARY}") if is_there(folder) else ()
-        below = sorted(str(path.parent.relative_to(folder)) for path in found)
+        result = folder.glob(f"*/**/{SUMMARY}") if is_there(folder) else ()
+        below = sorted(str(path.parent.relative_to(folder)) for path in result)
         some = ", ".join(below[:NAMED]) + (", …" if len(below) > NAMED else "")
-        mend = f"there are {some}: give one of these" if below else "give the folder of a run that has ended"
-        raise ConfigError(f"{folder}: no {SUMMARY} there: {mend}")
+        fix = f"there are {some}: give one of these" if below else "give the folder of a run that has ended"
+        raise ConfigError(f"{folder}: no {SUMMARY} there: {fix}")
     return Run(folder, checked_summary(folder), task, trust)
 
 
@@ -67,11 +67,15 @@ class Run:
         return f"Run({str(self.folder)!r}: {ended}{metrics and f', {metrics}'})"
 
     def table(self, name: str) -> pd.DataFrame:
-        """Return a table of the run folder: "rounds", "phases", "fates", or where there is one "clients", "domains" or "classes".
+        """Return a table of the run folder: "rounds", "phases" or "outcomes", if there "clients", "domains" or "classes".
 
         Raises FileNotFoundError where there is none, ConfigError for one that cannot be read.
         """
-        return parquet.read(self.folder / f"{name}.parquet")
+        path = self.folder / f"{name}.parquet"
+        if not path.exists():
+            there = ", ".join(sorted(file.stem for file in self.folder.glob("*.parquet"))) or "none"
+            raise FileNotFoundError(f"{path}: this run has no such table; there are {there}")
+        return parquet.read(path)
 
     @property
     def rounds(self) -> pd.DataFrame:
@@ -131,7 +135,7 @@ class Run:
         initial, final, best = (said.get(key) or {} for key in ("initial", "final", "best"))
         rows = "".join(
             f"<tr><td>{escape(name.removeprefix('eval/'))}</td>"
-            + "".join(f"<td>{_number(found.get(name))}</td>" for found in (initial, final, best))
+            + "".join(f"<td>{_number(result.get(name))}</td>" for result in (initial, final, best))
             + "</tr>"
             for name in {**initial, **final}
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -27,10 +26,11 @@ from fedfleet.files.documents import json_lines, json_of
 from fedfleet.files.summary import SUMMARY, write_summary
 from fedfleet.files.writing import appending, opened, own_folder, whole, write_text
 from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.system import lock
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.driver.simulate import RoundRecord
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
-from fedfleet.simulator.executors.likeness import packages
+from fedfleet.simulator.executors.fingerprint import packages
 from fedfleet.simulator.signals import put_off
 
 FLUSH_EVERY_S = 30.0
@@ -151,14 +151,14 @@ class RunFolder:
         self.bit_exact &= account.get("bit_exact", True)
         path = self.folder / EVENTS
         try:
-            found = list(json_lines(path))
+            result = list(json_lines(path))
         except OSError as e:
             raise FedfleetError(
                 f"{path}: cannot be read ({one_line(e)}): bring back the file of the run, or remove it"
             ) from e
-        kept = [event for event in found if event is not None and _round(event) < rounds]
+        kept = [event for event in result if event is not None and _round(event) < rounds]
         with self.writing():
-            if len(kept) < len(found):
+            if len(kept) < len(result):
                 write_text(path, "".join(json.dumps(event) + "\n" for event in kept))
             self._count(kept)
             self.log([{"round": rounds, "event": "resumed"}])
@@ -234,10 +234,10 @@ class RunFolder:
         with self.writing():
             parquet.write(frame, self.folder / "classes.parquet")
 
-    def keep_plane(self, plane: Mapping[str, torch.Tensor]) -> None:
+    def keep_decision_boundary(self, decision_boundary: Mapping[str, torch.Tensor]) -> None:
         """Write points, and what the model says of the plane around them."""
-        with self.writing(), whole(self.folder / "plane.safetensors") as scratch:
-            save_file(dict(plane), scratch)
+        with self.writing(), whole(self.folder / "decision_boundary.safetensors") as scratch:
+            save_file(dict(decision_boundary), scratch)
         self._seal()
 
     def close(self) -> None:
@@ -252,8 +252,8 @@ def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
 
 def _round(event: Mapping[str, Any]) -> float:
     """Return the round of an event; of one that does not say, that it is of none to come."""
-    found = event.get("round")
-    return found if isinstance(found, int) else -1
+    result = event.get("round")
+    return result if isinstance(result, int) else -1
 
 
 def locked(folder: Path) -> IO[str]:
@@ -265,7 +265,7 @@ def locked(folder: Path) -> IO[str]:
             f"{folder}: cannot be written ({LOCK}: {e.strerror}): give a folder you may write to"
         ) from None
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(file)
     except OSError:
         file.close()
         raise ConfigError(f"{folder}: another process is at work in it: wait for it, or stop it") from None

@@ -25,7 +25,7 @@ from fedfleet.simulator.driver.codec import encode
 from fedfleet.simulator.driver.evaluation import Measured, Measurement, improved, says_classes, summarised
 from fedfleet.simulator.driver.records import PhaseRecord
 from fedfleet.simulator.driver.server import model
-from fedfleet.simulator.driver.simulate import RoundRecord, Void, play, start
+from fedfleet.simulator.driver.simulate import RoundAborted, RoundRecord, play, start
 from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.signals import put_off
@@ -67,10 +67,10 @@ class Runner:
         self.best: dict[str, float] = {}  # of every metric, the initial model's included
         self.classes: Mapping[str, torch.Tensor] | None = None  # of the last model, if this process has evaluated it
         self.selected: Mapping[str, float] = {}  # what was measured of the model that is kept as the best
-        self.invites = {experiment.config.cohort.invite}  # what is known of
+        self.invites = {experiment.config.cohort.size}  # what is known of
         self.held: _Held | None = None
         self.last: RoundRecord | None = None
-        self.void: list[PhaseRecord] = []
+        self.aborted: list[PhaseRecord] = []
         self.unevaluated = False
         self.sums = LostSums()
         self.stopping = Stopping(experiment.config, experiment.promises)
@@ -78,17 +78,17 @@ class Runner:
         self.seconds_before = 0.0
         self.started = self.saved = time.monotonic()
 
-    def resume(self, found: Checkpoint) -> None:
+    def resume(self, result: Checkpoint) -> None:
         """Go back to a checkpoint before ``run``. Raises StateError."""
-        self.folder.checkpoints.restore(found, self.at)
-        self.initial = found.account["initial"]
-        self.seconds_before = found.account["seconds"]
-        every, done = self.x.config.evaluation.every, found.rounds
+        self.folder.checkpoints.restore(result, self.at)
+        self.initial = result.account["initial"]
+        self.seconds_before = result.account["seconds"]
+        every, done = self.x.config.evaluation.every, result.rounds
         # A round that was evaluated only because it was the last is one of many now.
         early = bool(done % every) and done < self.to
-        missing = 0 < done == self.to and not found.account["evaluated"]
-        self.unevaluated = (found.account["unevaluated"] and not early) or missing
-        self.folder.restore(done, found.account, every=every, evaluated=not (early or self.unevaluated))
+        missing = 0 < done == self.to and not result.account["evaluated"]
+        self.unevaluated = (result.account["unevaluated"] and not early) or missing
+        self.folder.restore(done, result.account, every=every, evaluated=not (early or self.unevaluated))
         if unknown := [what for about in self.x.own.values() for what in about["not_recorded"]]:
             with self.folder.writing():
                 self.folder.log([{"round": done, "event": "not_compared", "of": unknown, "bit_exact": False}])
@@ -118,7 +118,7 @@ class Runner:
             raise
         except FedfleetError as e:
             error = str(e)
-            self.void = e.phases if isinstance(e, Void) else []
+            self.aborted = e.phases if isinstance(e, RoundAborted) else []
             raise
         except Exception as e:
             error = f"{type(e).__name__}: {e}"
@@ -127,8 +127,8 @@ class Runner:
             summary = self._finish(executor, status, error)
         if (images := self.x.images(self._model())) is not None:
             self.folder.keep_images(images)
-        if (plane := self.x.plane(self._model())) is not None:
-            self.folder.keep_plane(plane)
+        if (decision_boundary := self.x.decision_boundary(self._model())) is not None:
+            self.folder.keep_decision_boundary(decision_boundary)
         return Run(self.folder.folder, summary, self.x.task)
 
     def _finish(self, executor: Executor, status: str, error: str | None) -> dict[str, Any]:
@@ -224,9 +224,9 @@ class Runner:
         """Enter what an algorithm of one's own invites other than the configuration says, the first time it does."""
         if "algorithm" not in self.x.written or self.x.algorithm.asynchronous:
             return
-        said = self.x.config.cohort.invite
+        said = self.x.config.cohort.size
         for size in sorted(record.asked_for - self.invites):
-            event = {"event": "other_cohort", "invited": size, "cohort.invite": said, "bit_exact": True}
+            event = {"event": "other_cohort", "invited": size, "cohort.size": said, "bit_exact": True}
             self.folder.log([{"round": record.index, **event}])
         self.invites |= record.asked_for
 
@@ -248,11 +248,11 @@ class Runner:
     def _evaluate_clients(self, executor: Executor, index: int | None) -> ClientMetrics | None:
         """Evaluate clients on their own data, and enter that after round ``index``."""
         at = self.at
-        found = self.x.evaluate_clients(executor, self._model(), at.state, at.index, at.memory.store)
-        if found is not None and index is not None:
+        result = self.x.evaluate_clients(executor, self._model(), at.state, at.index, at.memory.store)
+        if result is not None and index is not None:
             with put_off(), self.folder.writing():
-                self.folder.tables.add_each("clients", index, found.found, self.x.names.clients)
-        return found
+                self.folder.tables.add_each("clients", index, result.found, self.x.names.clients)
+        return result
 
     def _settle(self) -> dict[str, float]:
         """Wait for the evaluation of the round that is held, and enter both."""
@@ -265,14 +265,14 @@ class Runner:
 
     def _result(self, evaluation: _Evaluation, state: Any, rounds: int) -> Measured:
         """Wait for the evaluation of the state after so many rounds; write its model if no earlier one was as good."""
-        found, domains, self.classes = evaluation.measurement.result()
+        result, domains, self.classes = evaluation.measurement.result()
         if (clients := evaluation.clients) is not None:
             by_domain = clients.by_domain(self.x.client_domains)
-            found, domains = {**found, **clients.summary(), **summarised(by_domain)}, {**domains, **by_domain}
-        found |= self.x.of_state(state)
+            result, domains = {**result, **clients.summary(), **summarised(by_domain)}, {**domains, **by_domain}
+        result |= self.x.of_state(state)
         if self.x.algorithm.domains is not None:
             domains = {**self.x.algorithm.domains(state), **domains}
-        metrics = {f"eval/{name}": value for name, value in found.items()}
+        metrics = {f"eval/{name}": value for name, value in result.items()}
         if self._is_best(metrics):
             last = bool(rounds % self.x.config.evaluation.every)
             self.folder.keep_best(self.x.algorithm.views["global"].params(state), provisional=last)
@@ -311,7 +311,7 @@ class Runner:
         """Enter the round whose evaluation has not come to its end, and the attempts at one that failed."""
         if self.last is not None and len(self.folder.tables) < self.at.index:
             self.folder.add(self.last, {})
-        self.folder.tables.add_phases(self.at.index, self.void)
+        self.folder.tables.add_phases(self.at.index, self.aborted)
 
     def _save(self) -> None:
         account = {
@@ -344,18 +344,18 @@ class Runner:
     def _measure_last(self, executor: Executor) -> dict[str, float]:
         """Return the metrics of the last model on all test examples, where only some were evaluated on so far; keep its classes."""
         x, z = self.x, self._model()
-        found = Measurement(executor, x.task, z, x.final).result()
-        classes = found.classes or self.classes
+        result = Measurement(executor, x.task, z, x.final).result()
+        classes = result.classes or self.classes
         if classes is None and says_classes(x.task):  # this process went on with a run that had come to its end
             classes = Measurement(executor, x.task, z, {"test": x.evaluation["test"]}).result().classes
         if classes is not None:
             self.folder.keep_classes(self.at.index, classes)
-        return {f"eval/{name}": value for name, value in found.metrics.items()}
+        return {f"eval/{name}": value for name, value in result.metrics.items()}
 
     def _newest(self) -> Mapping[str, float]:
         """Return the last evaluation."""
-        found = self.folder.tables.evaluations()
-        return found[-1] if found else self.initial or {}
+        result = self.folder.tables.evaluations()
+        return result[-1] if result else self.initial or {}
 
     def _summary(self, status: str, error: str | None) -> dict[str, Any]:
         x, rounds = self.x, self.folder.tables.rounds()
@@ -382,8 +382,8 @@ class Runner:
             "local_steps": {name: n._asdict() for name, n in local_steps(x.algorithm, x.population).items()},
             "bit_exact": self.folder.bit_exact,
             "privacy": None,
-            **{promise.key: promise.said(self.at.state) for promise in x.promises},
-            "secure_aggregation": secured.said(x.config.secure_aggregation, x.algorithm, self.sums.first),
+            **{promise.key: promise.summary(self.at.state) for promise in x.promises},
+            "secure_aggregation": secured.summary(x.config.secure_aggregation, x.algorithm, self.sums.first),
             **{name: rounds[name].sum().item() for name in totals},
         }
 
@@ -398,5 +398,5 @@ def describe(x: Prepared) -> str:
 
 def where(x: Prepared) -> str:
     """Say where clients work."""
-    found = EXECUTORS[x.config.executor.kind].describe(x.config)
-    return f"{found}, since it is a small job (executor.kind=ray: actors)" if x.small else found
+    result = EXECUTORS[x.config.executor.kind].describe(x.config)
+    return f"{result}, since it is a small job (executor.kind=ray: actors)" if x.small else result

@@ -36,9 +36,9 @@ MAY_CHANGE = tuple(
 
 def decisive(config: Config) -> dict[str, Any]:
     """Return what of a resolved configuration decides what a round computes; what was made in Python is on record elsewhere."""
-    found = without(config.model_dump(mode="json"), MAY_CHANGE)
+    result = without(config.model_dump(mode="json"), MAY_CHANGE)
     return {
-        key: value for key, value in leaves(found) if ".own." not in f".{key}." and not key.startswith("warm_start")
+        key: value for key, value in leaves(result) if ".own." not in f".{key}." and not key.startswith("warm_start")
     }
 
 
@@ -58,8 +58,8 @@ def check_unchanged(folder: Path, was: Mapping[str, Any], config: Config) -> Non
 
 def without(config: Mapping[str, Any], keys: Iterable[str], at: str = "") -> dict[str, Any]:
     """Return a resolved configuration without some dotted keys."""
-    found = {k: v for k, v in config.items() if f"{at}{k}" not in keys}
-    return {k: without(v, keys, f"{at}{k}.") if isinstance(v, Mapping) else v for k, v in found.items()}
+    result = {k: v for k, v in config.items() if f"{at}{k}" not in keys}
+    return {k: without(v, keys, f"{at}{k}.") if isinstance(v, Mapping) else v for k, v in result.items()}
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedfleet.assembly.executors import on_ray
-from fedfleet.assembly.own import read_by_workers
+from fedfleet.assembly.user_parts import read_by_workers
 from fedfleet.config import resolve
 from fedfleet.config.population import Data, data_key, load_data
 from fedfleet.config.schema import Config
@@ -22,7 +22,7 @@ from fedfleet.experiments.runfolder import CHECKPOINTS
 from fedfleet.experiments.workers import Workers
 from fedfleet.files.summary import SUMMARY
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
-from fedfleet.simulator.executors.likeness import Likeness, Place, of_modules, of_process, unread
+from fedfleet.simulator.executors.fingerprint import Fingerprint, Place, of_modules, of_process, unread
 
 RETRIES = 2  # of a run whose process died
 LOOK_S = 1.0  # between two looks at whether Ray is still there
@@ -114,7 +114,7 @@ def _in_tasks(
         send_whole()
         kept: dict[str, Any] = {}
         wanted: dict[str, Any] = {}  # of processes of other nodes, by the data that they read
-        likeness = Likeness({}, [], allow=False)  # of modules that client code loads only as it is called
+        fingerprint = Fingerprint({}, [], allow=False)  # of modules that client code loads only as it is called
         task = ray.remote(_task_told)
         while True:
             while len(under_way) < jobs and (job := next_job()) is not None:
@@ -138,7 +138,7 @@ def _in_tasks(
             job = under_way.pop(ready[0])
             try:
                 error, place = ray.get(ready[0])
-                if error is None and mine is not None and (error := _unlike(likeness, place)) is not None:
+                if error is None and mine is not None and (error := _unlike(fingerprint, place)) is not None:
                     _undo(job.folder)
             except ray.exceptions.RayError as e:  # pyright: ignore[reportAttributeAccessIssue]
                 error = f"its process died ({one_line(e)}): if memory ran out, lower --jobs"
@@ -164,9 +164,9 @@ def _cancel(references: list[Any]) -> None:
             _, references = ray.wait(references, num_returns=len(references), timeout=GRACE_S)
 
 
-def _unlike(likeness: Likeness, place: Place) -> str | None:
+def _unlike(fingerprint: Fingerprint, place: Place) -> str | None:
     """Return why what a process has computed does not count, if so."""
-    fault = likeness.fault(place)
+    fault = fingerprint.fault(place)
     return None if fault is None else fault.partition(", or set ")[0]  # a run of one process has no key for it
 
 
@@ -181,12 +181,12 @@ def _task(job: Job, data: list[Any], wanted: dict[str, str] | None) -> str | Non
     from fedfleet.simulator.executors.cluster import ray, share_tensors
 
     share_tensors()
-    found: Any = ray.get(data[0])
+    result: Any = ray.get(data[0])
     if wanted is not None:
         node = ray.util.get_node_ip_address()  # pyright: ignore[reportAttributeAccessIssue]
-        if (fault := _unlike(Likeness(wanted, [], allow=False), _place(node, found))) is not None:
+        if (fault := _unlike(Fingerprint(wanted, [], allow=False), _place(node, result))) is not None:
             return fault
-    return _run(job, found)
+    return _run(job, result)
 
 
 def _task_told(job: Job, data: list[Any], wanted: dict[str, str] | None) -> tuple[str | None, Place]:

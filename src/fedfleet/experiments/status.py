@@ -1,4 +1,4 @@
-"""Where a run stands, as a small file for whoever looks on from elsewhere."""
+"""The status of a run, as a small file for whoever looks on from elsewhere."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedfleet.tracking.callback import Begun, Callback
 STATUS = "status.json"
 EVERY_S = 2.0
 POINTS, LINES = 60, 4  # of the curve; of what was said
-COUNTS = ("invited", "heard", "stale", "late", "failed", "offline", "client_steps", "virtual_s")
+COUNTS = ("invited", "completed", "stale", "late", "failed", "unavailable", "client_steps", "virtual_s")
 
 
 class Status(Callback):
@@ -80,8 +80,8 @@ class Status(Callback):
         self._row = row
         for name in COUNTS:
             self._totals[name] += row.get(name) or 0
-        if found := numbers({k: v for k, v in row.items() if k.startswith("eval/")}):
-            self._evaluations.append((int(row["round"]) + 1, found))
+        if result := numbers({k: v for k, v in row.items() if k.startswith("eval/")}):
+            self._evaluations.append((int(row["round"]) + 1, result))
 
     def _write(self, *, at_once: bool = False) -> None:
         if time.monotonic() < self._next_s and not at_once:
@@ -119,13 +119,13 @@ def described(
 ) -> dict[str, Any]:
     """Return what is told of rounds: totals, of each metric the first, the last and the best value, a curve of the first metric."""
     metrics: dict[str, dict[str, float]] = {}
-    for _, found in evaluations:
-        for name, value in found.items():
+    for _, result in evaluations:
+        for name, value in result.items():
             known = metrics.setdefault(name, {"initial": value, "best": value})
             best = min if less_is_better(name) else max
             known |= {"last": value, "best": best(known["best"], value)}
     main = next(iter(metrics), None)
-    points = [[at, found[main]] for at, found in evaluations if main in found] if main else []
+    points = [[at, result[main]] for at, result in evaluations if main in result] if main else []
     every = -(-len(points) // POINTS)
     thin = points[:: every or 1]
     return {
@@ -137,6 +137,15 @@ def described(
     }
 
 
+KINDS: dict[str, type] = {
+    **dict.fromkeys(("state", "host"), str),
+    **dict.fromkeys(("pid", "done", "rounds"), int),
+    **dict.fromkeys(("metrics", "totals"), dict),
+    **dict.fromkeys(("curve", "said"), list),
+}
+"""What is said under some keys of ``status.json``."""
+
+
 def status_of(folder: Path) -> dict[str, Any]:
     """Return where a run stands: what ``status.json`` has, or the same of the summary and the tables; at least its ``state``.
 
@@ -146,10 +155,10 @@ def status_of(folder: Path) -> dict[str, Any]:
     if summary:
         return {"state": summary.get("status", "?"), "summary": summary, **_of_tables(folder, summary)}
     try:
-        found = json_of(folder / STATUS)
+        result = json_of(folder / STATUS, KINDS)
     except (OSError, ConfigError):
         return {"state": "killed" if (folder / "rounds.parquet").exists() else "starting"}
-    return found if _at_work(found) else {**found, "state": "killed"}
+    return result if _at_work(result) else {**result, "state": "killed"}
 
 
 def _of_tables(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,10 +167,10 @@ def _of_tables(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
     except (OSError, ConfigError):
         return {}
     each: list[dict[Any, Any]] = rows.to_dict("records")
-    found = [(r["round"] + 1, numbers({k: v for k, v in r.items() if k.startswith("eval/")})) for r in each]
-    evaluations = [(at, metrics) for at, metrics in found if metrics]
+    result = [(r["round"] + 1, numbers({k: v for k, v in r.items() if k.startswith("eval/")})) for r in each]
+    evaluations = [(at, metrics) for at, metrics in result if metrics]
     totals = {name: sum(r.get(name) or 0 for r in each) for name in COUNTS}
-    loss = each[-1]["train_loss"] if each else None
+    loss = each[-1].get("train_loss") if each else None
     initial = numbers(summary.get("initial") or {})
     return {
         "seconds": summary.get("seconds"),
@@ -169,14 +178,14 @@ def _of_tables(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _at_work(found: Mapping[str, Any]) -> bool:
+def _at_work(result: Mapping[str, Any]) -> bool:
     """Say whether the process is there; of another machine's, nothing is known."""
-    if found.get("host") != platform.node():
+    if result.get("host") != platform.node():
         return True
     try:
-        os.kill(int(found["pid"]), 0)
+        os.kill(int(result["pid"]), 0)
     except ProcessLookupError:
         return False
-    except (PermissionError, KeyError, ValueError):
+    except (PermissionError, KeyError, TypeError, OverflowError):
         return True
     return True

@@ -1,4 +1,4 @@
-"""What ends a run before its last round: a metric that is reached or no longer improves, seconds, privacy, divergence."""
+"""Reasons to end a run early: a metric that is reached or no longer improves, seconds, privacy, divergence."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ class Stopping:
         if self._config.until is None:
             return None
         metric, at_least, value = resolve.parse_until(self._config.until)
-        found = metrics.get(metric)
-        if found is None or not (found >= value if at_least else found <= value):
+        result = metrics.get(metric)
+        if result is None or not (result >= value if at_least else result <= value):
             return None
-        return Stop("until", f"{metric} is {found:.6g}, and until={self._config.until}")
+        return Stop("until", f"{metric} is {result:.6g}, and until={self._config.until}")
 
     def seconds(self, spent: float) -> Stop | None:
         """Say whether time is up."""
@@ -98,6 +98,6 @@ def paused(done: int, rounds: int) -> Stop:
 
 def told(stop: Stop) -> str:
     """Return a line that says why a run has stopped."""
-    mend = f": {LOWER}" if stop.by == DIVERGED else ""
+    fix = f": {LOWER}" if stop.by == DIVERGED else ""
     by = "" if stop.by in KEYS else f"{stop.by}: "
-    return f"stopped: {by}{stop.why}{mend}"
+    return f"stopped: {by}{stop.why}{fix}"

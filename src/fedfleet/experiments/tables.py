@@ -1,4 +1,4 @@
-"""The tables of a run: rounds, phases, fates, and metrics of each client and of each domain."""
+"""The tables of a run: rounds, phases, outcomes, and metrics of each client and of each domain."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from fedfleet.experiments.parts import Parts
 from fedfleet.files import parquet
 from fedfleet.simulator.driver.records import PhaseRecord
 from fedfleet.simulator.driver.simulate import RoundRecord
-from fedfleet.simulator.fleet.responses import Fate
+from fedfleet.simulator.fleet.responses import Outcome
 
 COUNTS = (
-    *("invited", "heard", "late", "failed", "offline", "stale", "merged_stale", "client_steps"),
+    *("invited", "completed", "late", "failed", "unavailable", "stale", "merged_stale", "client_steps"),
     *("floats_up", "floats_down", "bytes_up", "bytes_down"),
 )
 WHOLE = dict.fromkeys(COUNTS, "int64")
 PLACE = {"round": "int64", "phase": "str", "attempt": "int64"}
 PHASES = PLACE | WHOLE | {"virtual_s": "float64", "train_loss": "float64"}
-FATES = PLACE | {"client": "int64", "fate": "str", "virtual_s": "float64"}
+OUTCOMES = PLACE | {"client": "int64", "outcome": "str", "virtual_s": "float64"}
 EACH = ("clients", "domains")
-NAMES = np.array([f.name.lower() for f in sorted(Fate)])
+NAMES = np.array([f.name.lower() for f in sorted(Outcome)])
 
 
 class Tables:
-    """Rows in memory, but for fates, clients and domains, which are many; ``flush`` writes all of them.
+    """Rows in memory, but for outcomes, clients and domains, which are many; ``flush`` writes all of them.
 
     ``metrics`` are the columns ``eval/<metric>``; set them before the first round.
     """
@@ -43,7 +43,7 @@ class Tables:
         self._rounds: list[dict[str, Any]] = []
         self._evaluated: list[int] = []
         self._phases: list[dict[str, Any]] = []
-        self._fates = Parts(folder / "fates.parquet", _frame([], FATES))
+        self._outcomes = Parts(folder / "outcomes.parquet", _frame([], OUTCOMES))
         self._each: dict[str, Parts] = {}
         self._counts: Counter[str] = Counter()
         self._newest: dict[str, tuple[int, int]] = {}
@@ -57,7 +57,7 @@ class Tables:
     def add(self, record: RoundRecord, metrics: Mapping[str, float]) -> dict[str, Any]:
         """Add a round and its evaluation; return its row of ``rounds.parquet``."""
         phases = self.add_phases(record.index, record.phases)
-        self._counts["fates"] += sum(len(p.clients) for p in record.phases)
+        self._counts["outcomes"] += sum(len(p.clients) for p in record.phases)
         losses = [p["train_loss"] for p in phases if p["train_loss"] is not None]
         row = {"round": record.index, "seconds": record.seconds}
         row |= {k: sum(p[k] for p in phases) for k in COUNTS}
@@ -67,8 +67,8 @@ class Tables:
         self._rounds.append(row)
         if metrics:
             self._evaluated.append(len(self) - 1)
-        if self._fates.full:
-            self._take(self._fates)
+        if self._outcomes.full:
+            self._take(self._outcomes)
         return row
 
     def add_phases(self, index: int, phases: list[PhaseRecord]) -> list[dict[str, Any]]:
@@ -79,8 +79,8 @@ class Tables:
             counts = {k: p.counts[k] for k in COUNTS}
             rows.append(place | counts | {"virtual_s": p.responses.duration_s, "train_loss": p.train_loss})
             ended = p.started_s + p.responses.seconds.numpy()
-            fates = {"client": p.clients.numpy(), "fate": NAMES[p.responses.fate.numpy()], "virtual_s": ended}
-            self._fates.add(pd.DataFrame(place | fates, columns=list(FATES)))
+            outcomes = {"client": p.clients.numpy(), "outcome": NAMES[p.responses.outcome.numpy()], "virtual_s": ended}
+            self._outcomes.add(pd.DataFrame(place | outcomes, columns=list(OUTCOMES)))
         self._phases += rows
         return rows
 
@@ -163,7 +163,7 @@ class Tables:
 
     @property
     def counts(self) -> dict[str, list[int]]:
-        """The rows of fates, clients and domains that are of rounds done, and of all but the last evaluation, for ``restore``."""
+        """Rows of outcomes, clients and domains of rounds done, and of all but the last evaluation, for ``restore``."""
         last = {name: size for name, (index, size) in self._newest.items() if index == len(self) - 1}
         return {name: [rows, rows - last.get(name, 0)] for name, rows in self._counts.items()}
 
@@ -189,10 +189,13 @@ class Tables:
         for name in EACH:
             if (like := _like(self.folder / f"{name}.parquet")) is not None:
                 self._each[name] = Parts(self.folder / f"{name}.parquet", like)
-        for name, table, end in [("fates", self._fates, rounds), *((n, t, measured) for n, t in self._each.items())]:
+        for name, table, end in [
+            ("outcomes", self._outcomes, rounds),
+            *((n, t, measured) for n, t in self._each.items()),
+        ]:
             self._counts[name] = table.finish(lambda rows, end=end: rows.filter(pc.less(rows["round"], end)))  # pyright: ignore
         for name, (whole, before) in (counts or {}).items():
-            wanted = whole if evaluated or name == "fates" else before
+            wanted = whole if evaluated or name == "outcomes" else before
             if self._counts[name] != wanted:
                 raise ValueError(f"{name}.parquet has {self._counts[name]} of {wanted} rows")
         if not evaluated and self._rounds:
@@ -201,7 +204,7 @@ class Tables:
         self._evaluated = [*range(every - 1, measured, every), *last]
 
     def _grown(self) -> list[Parts]:
-        return [self._fates, *self._each.values()]
+        return [self._outcomes, *self._each.values()]
 
 
 def _like(path: Path) -> pd.DataFrame | None:

@@ -45,7 +45,10 @@ def readable(path: Path) -> Iterator[pq.ParquetFile]:
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Return a table. Raises as ``readable`` does."""
+    """Return a table. Raises as ``readable`` does, and ConfigError where rounds are no numbers."""
     with readable(path) as file:
-        found: Any = file.read().replace_schema_metadata(None)  # of pandas, whose reader trusts what stands there
-        return found.to_pandas()
+        result: Any = file.read().replace_schema_metadata(None)  # of pandas, whose reader trusts what stands there
+        frame = result.to_pandas()
+    if len(frame) and "round" in frame and not pd.api.types.is_numeric_dtype(frame["round"]):
+        raise ConfigError(f"{path}: its column 'round' has no numbers: bring back the file that the run wrote")
+    return frame

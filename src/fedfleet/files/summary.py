@@ -17,12 +17,21 @@ SUMMARY = "summary.json"
 FILES, ITSELF = "files", "sha256"
 """The keys of the digests, SHA-256: those of files by their names, and that of all other keys of the summary."""
 MODELS = ("model.safetensors", "best.safetensors")
-TABLES = tuple(f"{name}.parquet" for name in ("rounds", "phases", "fates", "clients", "domains", "classes"))
-KEPT = (*TABLES, *MODELS, "samples.safetensors", "plane.safetensors", "net.json", "vocabulary.json")
+TABLES = tuple(f"{name}.parquet" for name in ("rounds", "phases", "outcomes", "clients", "domains", "classes"))
+KEPT = (*TABLES, *MODELS, "samples.safetensors", "decision_boundary.safetensors", "net.json", "vocabulary.json")
 """Files that a run does not change once it has ended, nor may its user."""
 TOLD = ("config.yaml", "environment.json", "events.jsonl")
 """Files that say what a run was. A run that goes on compares them with its checkpoint by itself."""
-MEND = (
+KINDS: dict[str, type] = {
+    "status": str,
+    "rounds": int,
+    **dict.fromkeys(("initial", "final", "best", "selected", "stopped", "own", "examples"), dict),
+    "domains": list,
+    FILES: dict,
+    ITSELF: str,
+}
+"""What is said under some keys of a summary."""
+FIX = (
     "bring back the file that the run wrote, or go on from the last checkpoint without the summary: remove summary.json"
 )
 
@@ -41,19 +50,19 @@ def read_summary(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
     Both are empty where there is no summary. Raises ConfigError for one that is damaged.
     """
     path = folder / SUMMARY
-    mend = f"`fedfleet resume {folder}` makes it anew from the last checkpoint"
+    fix = f"`fedfleet resume {folder}` makes it anew from the last checkpoint"
     try:
-        found = json_of(path)
+        result = json_of(path, KINDS)
     except FileNotFoundError:
         return {}, {}
     except ConfigError as e:
-        raise ConfigError(f"{e}: {mend}") from None
-    wanted, whole = found.pop(ITSELF, None), _digest(found)
-    told = wanted is not None or FILES in found
-    files = found.pop(FILES, {})
-    if (told and wanted != whole) or not isinstance(files, dict):
-        raise ConfigError(f"{path}: damaged: its digest is not that of its contents: {mend}")
-    return found, files
+        raise ConfigError(f"{e}: {fix}") from None
+    wanted, whole = result.pop(ITSELF, None), _digest(result)
+    told = wanted is not None or FILES in result
+    files = result.pop(FILES, None) or {}
+    if told and wanted != whole:
+        raise ConfigError(f"{path}: damaged: its digest is not that of its contents: {fix}")
+    return result, files
 
 
 def check_files(
@@ -65,15 +74,15 @@ def check_files(
         if wanted is None:
             continue
         try:
-            found = digest(path)
+            result = digest(path)
         except FileNotFoundError:
             if name in may_lack:
                 continue
-            raise ConfigError(f"{path}: it is missing, and {SUMMARY} has its digest: {MEND}") from None
+            raise ConfigError(f"{path}: it is missing, and {SUMMARY} has its digest: {FIX}") from None
         except OSError as e:
-            raise ConfigError(f"{path}: cannot be read ({one_line(e.strerror or e)}): {MEND}") from None
-        if found != wanted:
-            raise ConfigError(f"{path}: damaged or changed: its digest is not that in {SUMMARY}: {MEND}")
+            raise ConfigError(f"{path}: cannot be read ({one_line(e.strerror or e)}): {FIX}") from None
+        if result != wanted:
+            raise ConfigError(f"{path}: damaged or changed: its digest is not that in {SUMMARY}: {FIX}")
 
 
 def summary_of(folder: Path) -> dict[str, Any]:

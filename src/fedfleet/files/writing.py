@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from fedfleet.simulator.arithmetic.system import NO_LINK
+
 SCRATCH = ".tmp"
-NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # and nothing that would be waited for, such as a pipe
 
 
 def _mode() -> int:
@@ -82,17 +83,19 @@ def opened(path: Path, flags: int, mode: str) -> IO[str]:
         raise
 
 
-def check_regular(found: os.stat_result) -> None:
+def check_regular(result: os.stat_result) -> None:
     """Refuse what is no regular file, such as a pipe, of which reading might never end. Raises OSError."""
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(result.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(result.st_mode):
         raise OSError(errno.EINVAL, "no regular file")
 
 
 def sync(path: Path) -> None:
-    """Have a file, or a folder's list of files, on the disk."""
-    where = os.open(path, os.O_RDONLY)
+    """Have a file, or a folder's list of files, on the disk; Windows opens no folders."""
+    if os.name == "nt" and path.is_dir():
+        return
+    where = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(where)
     finally:

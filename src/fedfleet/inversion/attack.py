@@ -1,8 +1,9 @@
-"""What a curious server can set out from to rebuild a client's examples: what it has of the client in one round, and what it knows.
+"""The start of a gradient inversion attack: what a curious server has of a client in one round, and what it knows.
 
-It knows the model and whatever else it sent, the client's code with its rates, steps and batches, how many examples the client has,
-what transforms have done to the message, and the range of the examples. To be on the safe side it knows what the client draws, too,
-such as the order of its examples, but for the noise that is to hide them. It does not know the examples.
+It knows the model and whatever else it sent, and the client's code with its rates, steps and batches. It knows how
+many examples the client has, what transforms have done to the message, and the range of the examples. To be on the
+safe side it also knows what the client draws, such as the order of its examples, but not the noise that is to hide
+them. It does not know the examples.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedfleet.assembly import learnt
+from fedfleet.assembly import task_setup
 from fedfleet.assembly.prepared import Prepared
-from fedfleet.inversion.overheard import Exchange, overheard, total, upload
-from fedfleet.inversion.unrolled import unrolled
+from fedfleet.inversion.differentiable_client import differentiable_client
+from fedfleet.inversion.observed_update import Exchange, observed_update, total, upload
 from fedfleet.middleware.privacy.gradients import Gradients, private_examples
 from fedfleet.simulator.algorithm import Algorithm
 from fedfleet.simulator.arithmetic import rng
@@ -31,6 +32,7 @@ from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.population import decode, gather
 from fedfleet.simulator.work import BUFFERS, Message, Phase
 from fedfleet.tasks.models import first_linear
+from fedfleet.tasks.options import named_net
 
 CALLS = 8  # gradients that a step may take
 SHOWN = 8  # clients that a refusal names
@@ -83,7 +85,7 @@ def check(x: Prepared) -> None:
             f"algorithm.name={name!r}: it is asynchronous, and invert takes a round's first exchange: choose another"
         )
     if BUFFERS in x.z:
-        model = getattr(x.config.task, "model", None)
+        model = named_net(x.config.task).model
         raise ConfigError(
             f"task.model={model!r}: what BatchNorm counts makes examples of a batch depend on one another, and invert knows no "
             f"such nets: choose one without"
@@ -107,9 +109,9 @@ def attacked(x: Prepared, at: Position, client: int | None, most: int, dtype: to
     Raises ConfigError for what cannot be attacked, among it clients that are not heard, and more than ``most`` examples; and what
     a round does.
     """
-    exchange, setup = overheard(x.algorithm, at, x.problem, x.conditions()), x.setup()
+    exchange, setup = observed_update(x.algorithm, at, x.problem, x.conditions()), x.setup()
     wrapped = setup.phases[exchange.phase]
-    plain = _as_known(x, learnt.algorithm(x.config, x.task), exchange.phase)
+    plain = _as_known(x, task_setup.algorithm(x.config, x.task), exchange.phase)
     _check_phase(x, plain)
     client = _heard(exchange, client, at.index)
     alone = wrapped.secure is None
@@ -156,7 +158,7 @@ def attacked(x: Prepared, at: Position, client: int | None, most: int, dtype: to
 def _as_known(x: Prepared, algorithm: Algorithm, phase: str) -> Phase:
     """Return the phase as its code is known: where examples are hidden, gradients are clipped, and the noise is not known."""
     if (hides := x.config.example_privacy) is not None:
-        stages = {(p.name, i): CALLS for p in algorithm.phases for i in range(len(p.work.stages))}
+        stages = {(p.name, i): CALLS for p in algorithm.phases for i in range(len(p.work.loops))}
         made = Gradients(hides.clip_norm, 0.0, drawn=hides.batches == "drawn", calls=stages)
         algorithm = private_examples(algorithm, made)
     return next(p for p in algorithm.phases if p.name == phase)
@@ -164,11 +166,11 @@ def _as_known(x: Prepared, algorithm: Algorithm, phase: str) -> Phase:
 
 def _check_phase(x: Prepared, phase: Phase) -> None:
     name = x.config.algorithm.name
-    if phase.own is not None:
+    if phase.client_state is not None:
         raise ConfigError(
             f"algorithm.name={name!r}: its clients keep states, which the server does not know: choose another, such as fedavg"
         )
-    if not all(stage.batches.works for stage in phase.work.stages):
+    if not all(stage.batches.works for stage in phase.work.loops):
         raise ConfigError(
             f"algorithm.name={name!r}: its clients look at examples that they hold out, too: choose another, such as fedavg"
         )
@@ -219,12 +221,12 @@ def _cast(shared: Message, dtype: torch.dtype) -> Message:
 
 def _vector(sent: Mapping[str, Tree], slots: list[str], origin: Mapping[str, Tree], dtype: torch.dtype) -> Tensor:
     """Return all floats of slots (d,), as differences from models that were sent under the same names."""
-    found = []
+    result = []
     for slot in slots:
         start = dict(T.named_leaves(origin[slot])) if alike(sent[slot], origin.get(slot)) else {}
         for name, leaf in compressible(sent[slot]).items():
-            found.append((leaf.to(dtype) - start[name].to(dtype) if start else leaf.to(dtype)).flatten())
-    return torch.cat(found)
+            result.append((leaf.to(dtype) - start[name].to(dtype) if start else leaf.to(dtype)).flatten())
+    return torch.cat(result)
 
 
 def _simulation(
@@ -242,10 +244,10 @@ def _simulation(
     works = []
     for client, n in zip(clients, counts.tolist(), strict=True):
         block, row = exchange.place(client)
-        inbox = None if block.inbox is None else T.index(block.inbox, row)
+        client_input = None if block.client_input is None else T.index(block.client_input, row)
         limit = None if block.limit is None else int(block.limit[row])
         key = rng.fold(block.key, client, block.copies[row])
-        works.append(unrolled(plain, x.task, shared, inbox, n, key, uplink, block.steps, limit))
+        works.append(differentiable_client(plain, x.task, shared, client_input, n, key, uplink, block.steps, limit))
     weight = counts.double() if plain.weight == "num_examples" else torch.ones(len(counts), dtype=torch.float64)
     adds_up = all(isinstance(plain.reduce[s], Total) for s in slots)
     shares = (torch.ones_like(weight) if adds_up else weight / weight.sum()).tolist()

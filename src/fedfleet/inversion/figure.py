@@ -15,7 +15,7 @@ from fedfleet.report.canvas import DPI, PALETTE
 COLUMNS, ROWS = 10, 3  # of pairs
 
 
-def draw(originals: Tensor, found: Tensor, numbers: Mapping[str, Any]) -> bytes:
+def draw(originals: Tensor, result: Tensor, numbers: Mapping[str, Any]) -> bytes:
     """Return a PNG of originals (n, ...) above what was rebuilt of them: images, or features as lines.
 
     ``numbers`` are those of ``inversion.json``; of a sum, the client's own examples come first.
@@ -30,7 +30,7 @@ def draw(originals: Tensor, found: Tensor, numbers: Mapping[str, Any]) -> bytes:
     low, high = numbers["range"]
     for place, i in enumerate(order):
         row, column = divmod(place, COLUMNS)
-        for below, x in enumerate((originals[i], found[i])):
+        for below, x in enumerate((originals[i], result[i])):
             panel = panels[2 * row + below, column]
             values = (x.double().numpy() - low) / ((high - low) or 1.0)
             if values.ndim == 3 and values.shape[0] in (1, 3):

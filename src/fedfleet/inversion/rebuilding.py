@@ -90,9 +90,9 @@ def rebuilt(
     search, best = {"cosine": _by_angle, "dlg": _by_length}[how.method], None
     for restart in range(how.restarts):
         start = guess(shape, *box, rng.fold(key, "restart", restart), observed.dtype)
-        found = search(simulate, observed, start, y, box, how, lambda i, d, r=restart: tell(r, i, d))
-        if best is None or not found.distance >= best.distance:
-            best = found
+        result = search(simulate, observed, start, y, box, how, lambda i, d, r=restart: tell(r, i, d))
+        if best is None or not result.distance >= best.distance:
+            best = result
     assert best is not None
     return best
 
@@ -180,11 +180,11 @@ def inferred(observed: Tensor, by_label: Tensor, n: int) -> Tensor:
     return torch.arange(len(shares)).repeat_interleave(counts.long())
 
 
-def matched(originals: Tensor, found: Tensor) -> Tensor:
+def matched(originals: Tensor, result: Tensor) -> Tensor:
     """Return which rebuilt example (m, ...) stands for each original (n, ...), int64 (n,): of least squared error in all."""
     linear_sum_assignment = imported("scipy.optimize").linear_sum_assignment  # here, for it takes its time
 
-    a, b = originals.double().flatten(1), found.double().flatten(1)
+    a, b = originals.double().flatten(1), result.double().flatten(1)
     cost = torch.cdist(a, b).square()
     return torch.from_numpy(linear_sum_assignment(cost.numpy())[1])
 

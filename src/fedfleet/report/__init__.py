@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedfleet.report.study_tables import Target
 
-__all__ = ["finals", "told", "write_card", "write_report"]
+__all__ = ["finals", "run_folders", "told", "write_card", "write_report"]
 
 ROUNDS = "rounds.parquet"
 NUMBERED = r"(\D*)(\d*(?:\.\d+)?(?:e[-+]?\d+)?)"
@@ -42,13 +42,18 @@ def write_report(runs: Sequence[Path], out: Path, target: Target | None = None) 
     """
     from fedfleet.report import figures, groups, page, sheet, tables  # here: matplotlib takes most of a second
 
-    folders = list(dict.fromkeys(run.resolve() for path in runs for run in _expand(Path(path))))
+    folders = run_folders(runs)
     if not folders:
         raise ValueError("no run to report on: give at least one run folder, such as runs/my-run")
-    found = groups.grouped([tables.read(folder) for folder in folders])
-    drawn = figures.draw(found)
-    html = page.render(found, drawn, target)
+    result = groups.grouped([tables.read(folder) for folder in folders])
+    drawn = figures.draw(result)
+    html = page.render(result, drawn, target)
     return sheet.write(Path(out), html, drawn)
+
+
+def run_folders(runs: Sequence[Path]) -> list[Path]:
+    """Return the run folders that these folders are or hold, each once. Raises ValueError where one has none."""
+    return list(dict.fromkeys(run.resolve() for path in runs for run in _expand(Path(path))))
 
 
 def write_card(run: Path) -> None:
@@ -76,12 +81,12 @@ def finals(runs: Sequence[Path]) -> list[str]:
         by_label.setdefault(str(said.get("label")), []).append(said.get("final") or {})
     width = max(map(len, by_label), default=0)
     lines = []
-    for label, found in by_label.items():
-        metrics = dict.fromkeys(name for one in found for name in one)
-        told = ", ".join(f"{m.removeprefix('eval/')} {mean_sd([one.get(m) for one in found])}" for m in metrics)
+    for label, result in by_label.items():
+        metrics = dict.fromkeys(name for one in result for name in one)
+        told = ", ".join(f"{m.removeprefix('eval/')} {mean_sd([one.get(m) for one in result])}" for m in metrics)
         lines.append(
             f"{label:{width}}  final {told or 'metrics are missing'}"
-            + (f" ({len(found)} runs)" if len(found) > 1 else "")
+            + (f" ({len(result)} runs)" if len(result) > 1 else "")
         )
     return lines
 
@@ -93,16 +98,16 @@ def _expand(path: Path) -> Iterator[Path]:
     if (path / ROUNDS).is_file():
         yield path
         return
-    level, found = [path], []
+    level, result = [path], []
     for _ in range(SEARCH_DEPTH):
         below = [child for folder in level for child in folder.iterdir() if child.is_dir()]
-        found += [child for child in below if (child / ROUNDS).is_file()]
+        result += [child for child in below if (child / ROUNDS).is_file()]
         level = [child for child in below if not (child / ROUNDS).is_file()]
-    if not found:
+    if not result:
         raise ValueError(
             f"{path}: no {ROUNDS} here or below; give a run folder that `fedfleet run` wrote, or a folder of them"
         )
-    yield from sorted(found, key=lambda run: _natural(run.relative_to(path)))
+    yield from sorted(result, key=lambda run: _natural(run.relative_to(path)))
 
 
 def _natural(path: Path) -> list[tuple[str, float]]:

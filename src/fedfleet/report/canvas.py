@@ -1,4 +1,4 @@
-"""What the figures share: palette and style, panels, a line with its band, legends, and the way to PNG bytes."""
+"""Shared parts of figures: palette and style, panels, a line with its band, legends, and PNG bytes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4
 DASHES = ("-", "--", ":", "-.")
 CLOCK = ((3 * 86400, 86400, "days"), (3 * 3600, 3600, "hours"), (180, 60, "minutes"), (0, 1, "seconds"))
 X_LABELS = {
-    "completed": "rounds",
+    "rounds_completed": "rounds",
     "total/floats_up": "floats received by the server",
     "total/bytes_up": "bytes received by the server",
     "total/virtual_s": "virtual time",
@@ -56,12 +56,12 @@ def still(groups: Groups) -> list[str]:
 
 def lines(axes: Axes, groups: Groups, column: str, against: str, smoothed: bool = False) -> int:
     """One line a label, with a band if it has several seeds. Returns the greatest smoothing window used, in rounds."""
-    name, found = scaled(groups, column, against)
+    name, result = scaled(groups, column, against)
     axes.set_xlabel(name)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=against == "completed", steps=[1, 2, 2.5, 5, 10]))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=against == "rounds_completed", steps=[1, 2, 2.5, 5, 10]))
     if against in ("total/floats_up", "total/bytes_up"):
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
-    drawn = bundles(found, smoothed=smoothed)
+    drawn = bundles(result, smoothed=smoothed)
     for label, bundle in drawn.items():
         for strand in bundle.strands:
             _draw(axes, strand, *look(groups, label))
@@ -70,12 +70,12 @@ def lines(axes: Axes, groups: Groups, column: str, against: str, smoothed: bool 
 
 def scaled(groups: Groups, column: str, against: str) -> tuple[str, dict[str, list[Curve]]]:
     """What an axis is called, and the curves of each label against it; virtual time in a unit that suits the longest."""
-    found = {label: [c for run in runs if len((c := run.curve(column, against))[0])] for label, runs in groups.items()}
+    result = {label: [c for run in runs if len((c := run.curve(column, against))[0])] for label, runs in groups.items()}
     if against != "total/virtual_s":
-        return X_LABELS[against], found
-    top = max(x[-1] for curves in found.values() for x, _ in curves)
+        return X_LABELS[against], result
+    top = max(x[-1] for curves in result.values() for x, _ in curves)
     scale, word = next((unit, word) for least, unit, word in CLOCK if top >= least)
-    return f"{X_LABELS[against]}, {word}", {k: [(x / scale, y) for x, y in curves] for k, curves in found.items()}
+    return f"{X_LABELS[against]}, {word}", {k: [(x / scale, y) for x, y in curves] for k, curves in result.items()}
 
 
 def _draw(axes: Axes, strand: Strand, color: str, dash: str) -> None:

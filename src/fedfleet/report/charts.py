@@ -21,12 +21,12 @@ def chart(
     `name` is that of what is drawn upwards. Numbers are tuples, which the page keeps once each.
     """
     axes = []
-    for against in canvas.X_LABELS if not smoothed else ("completed",):
+    for against in canvas.X_LABELS if not smoothed else ("rounds_completed",):
         if canvas.drawable(groups, column, against):
-            title, found = canvas.scaled(groups, column, against)
-            drawn = bundles(found, smoothed=smoothed)
+            title, result = canvas.scaled(groups, column, against)
+            drawn = bundles(result, smoothed=smoothed)
             lines = [_line(i, s) for i, label in enumerate(groups) for s in drawn[label].strands]
-            axes.append({"name": title, "whole": against == "completed", "lines": lines})
+            axes.append({"name": title, "whole": against == "rounds_completed", "lines": lines})
     if not axes:
         return None
     looks = [canvas.look(groups, label) for label in groups]

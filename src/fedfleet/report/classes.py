@@ -1,4 +1,4 @@
-"""What final models say of each class: recall, precision, and which class is taken for which."""
+"""Tables of classes: recall and precision of final models, and which class they take for which."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ DOMAINS = 14  # columns, at most
 
 def tables(groups: Mapping[str, Sequence[Run]]) -> list[Grid]:
     """Every table of classes there is a record for: of a run, or of the labels side by side."""
-    kept = {label: [found for run in runs if (found := confusion(run)) is not None] for label, runs in groups.items()}
-    kept = {label: found for label, found in kept.items() if found}
+    kept = {label: [result for run in runs if (result := confusion(run)) is not None] for label, runs in groups.items()}
+    kept = {label: result for label, result in kept.items() if result}
     if not kept:
         return []
-    size = max(len(each) for found in kept.values() for each in found)
-    kept = {label: [_grown(each, size) for each in found] for label, found in kept.items()}
+    size = max(len(each) for result in kept.values() for each in result)
+    kept = {label: [_grown(each, size) for each in result] for label, result in kept.items()}
     how = meaning(groups, "classes") or "Of test examples, by the model after the last round. "
     called = _names(groups, size)
     alone = len(groups) == 1 and len(next(iter(kept.values()))) == 1
@@ -34,8 +34,8 @@ def tables(groups: Mapping[str, Sequence[Run]]) -> list[Grid]:
         made.append(by_domain)
     if size <= CONFUSED:
         made += [
-            _confused(label, np.sum(found, axis=0), len(groups) > 1, called)
-            for label, found in list(kept.items())[:LABELS]
+            _confused(label, np.sum(result, axis=0), len(groups) > 1, called)
+            for label, result in list(kept.items())[:LABELS]
         ]
     return made
 
@@ -65,41 +65,41 @@ def confusion(run: Run, domain: float | None = None) -> np.ndarray | None:
     size = int(max(label.max(), said.max())) + 1  # type: ignore[union-attr]
     if size > 2000:  # a matrix of all pairs would be large, and nobody reads it
         return None
-    found = np.zeros((size, size))
-    np.add.at(found, (label[mine].astype(int), said[mine].astype(int)), examples[mine])  # type: ignore[index]
-    return found
+    result = np.zeros((size, size))
+    np.add.at(result, (label[mine].astype(int), said[mine].astype(int)), examples[mine])  # type: ignore[index]
+    return result
 
 
-def recall(found: np.ndarray) -> np.ndarray:
+def recall(result: np.ndarray) -> np.ndarray:
     """Share of the examples of each class (k,) that the model says are of it; NaN where there is none."""
-    return _over(found.diagonal(), found.sum(1))
+    return _over(result.diagonal(), result.sum(1))
 
 
-def precision(found: np.ndarray) -> np.ndarray:
+def precision(result: np.ndarray) -> np.ndarray:
     """Share of those that the model says are of a class (k,) that are; NaN where it says so of none."""
-    return _over(found.diagonal(), found.sum(0))
+    return _over(result.diagonal(), result.sum(0))
 
 
 def _over(these: np.ndarray, of: np.ndarray) -> np.ndarray:
     return np.divide(these, of, out=np.full(len(of), np.nan), where=of > 0)
 
 
-def _one(found: np.ndarray, how: str, called: Sequence[str]) -> Grid:
-    right, sure = recall(found), precision(found)
-    off = found - np.diag(found.diagonal())
+def _one(result: np.ndarray, how: str, called: Sequence[str]) -> Grid:
+    right, sure = recall(result), precision(result)
+    off = result - np.diag(result.diagonal())
     rows = []
     for k in _worst(right):
         taken = int(off[k].argmax())
-        often = f"{taken}, {share(off[k, taken] / found[k].sum())}" if off[k, taken] else MISSING
-        rows.append([called[k], f"{found[k].sum():,.0f}", _told(right[k]), _told(sure[k]), often])
+        often = f"{taken}, {share(off[k, taken] / result[k].sum())}" if off[k, taken] else MISSING
+        rows.append([called[k], f"{result[k].sum():,.0f}", _told(right[k]), _told(sure[k]), often])
     head = ["class", "examples", "recall", "precision", "most often taken for"]
     text = "Recall: the share of a class that is found; precision: the share of what is said to be of it that is."
-    return Grid(head, rows, f"{how}{text}{_left(len(found))}", "Recall and precision")
+    return Grid(head, rows, f"{how}{text}{_left(len(result))}", "Recall and precision")
 
 
 def _side_by_side(kept: Mapping[str, Sequence[np.ndarray]], how: str, called: Sequence[str]) -> Grid:
     """Recall by class, a column a label: mean and spread over its seeds, never over labels."""
-    each = {label: np.array([recall(found) for found in several]) for label, several in kept.items()}
+    each = {label: np.array([recall(result) for result in several]) for label, several in kept.items()}
     every = np.concatenate(list(each.values()))
     known = np.isfinite(every)
     means = np.where(known.any(0), np.where(known, every, 0).sum(0) / np.maximum(known.sum(0), 1), np.nan)
@@ -114,7 +114,7 @@ def _domains(run: Run, size: int, names: Sequence[str], called: Sequence[str]) -
     numbers = np.unique(run.classes["domain"]).tolist() if "domain" in run.classes else []
     if not 2 <= len(numbers) <= DOMAINS:
         return None
-    each = [recall(_grown(found, size)) for d in numbers if (found := confusion(run, d)) is not None]
+    each = [recall(_grown(result, size)) for d in numbers if (result := confusion(run, d)) is not None]
     told = [names[int(d)] if d < len(names) else f"domain {d:.0f}" for d in numbers]
     rows = [
         [called[k], *(Heat(_told(values[k]), _finite(values[k])) for values in each)]
@@ -125,10 +125,10 @@ def _domains(run: Run, size: int, names: Sequence[str], called: Sequence[str]) -
     )
 
 
-def _confused(label: str, found: np.ndarray, several: bool, called: Sequence[str]) -> Grid:
-    of = np.maximum(found.sum(1, keepdims=True), 1)
-    rows = [[called[k], *(Heat(_percent(part), float(part)) for part in row)] for k, row in enumerate(found / of)]
-    head = ["is, and is taken for", *(f"{k}" for k in range(len(found)))]
+def _confused(label: str, result: np.ndarray, several: bool, called: Sequence[str]) -> Grid:
+    of = np.maximum(result.sum(1, keepdims=True), 1)
+    rows = [[called[k], *(Heat(_percent(part), float(part)) for part in row)] for k, row in enumerate(result / of)]
+    head = ["is, and is taken for", *(f"{k}" for k in range(len(result)))]
     text = "Per cent of the examples of a class (row) that are taken for each (column); the diagonal is right. Empty: none."
     return Grid(head, rows, text, f"Taken for which{f': {label}' if several else ''}")
 
@@ -157,5 +157,5 @@ def _finite(value: float) -> float:
     return float(value) if math.isfinite(value) else 0.0
 
 
-def _grown(found: np.ndarray, size: int) -> np.ndarray:
-    return np.pad(found, (0, size - len(found)))
+def _grown(result: np.ndarray, size: int) -> np.ndarray:
+    return np.pad(result, (0, size - len(result)))

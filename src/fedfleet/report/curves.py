@@ -30,13 +30,13 @@ class Bundle(NamedTuple):
 
 def bundles(curves: Mapping[str, Sequence[Curve]], *, smoothed: bool = False) -> dict[str, Bundle]:
     """What is drawn of the curves of each label, a curve a seed."""
-    found = {}
+    result = {}
     for label, each in curves.items():
         width = max((window(len(x)) for x, _ in each), default=1) if smoothed else 1
         pale = [Strand(*each[0], kind="pale")] if width > 1 and len(each) == 1 else []
         each = [(x, smooth(y, width)) for x, y in each] if width > 1 else each
-        found[label] = Bundle([*pale, *_strands(each)], width)
-    return found
+        result[label] = Bundle([*pale, *_strands(each)], width)
+    return result
 
 
 def _strands(curves: Sequence[Curve]) -> list[Strand]:
@@ -46,12 +46,12 @@ def _strands(curves: Sequence[Curve]) -> list[Strand]:
     grid, mean, low, high = middle
     if len(curves) == 1:
         return [Strand(grid, mean)]
-    found = [Strand(grid, mean, (low, high))]
+    result = [Strand(grid, mean, (low, high))]
     for x, y in curves:
         beyond = x >= grid[-1]
         if beyond.sum() > 1 and x[-1] > 1.1 * grid[-1]:  # shorter tails would only be whiskers
-            found.append(Strand(x[beyond], y[beyond], kind="thin"))
-    return found
+            result.append(Strand(x[beyond], y[beyond], kind="thin"))
+    return result
 
 
 def window(rounds: int) -> int:

@@ -32,12 +32,12 @@ def draw(groups: Groups) -> list[Picture]:
 
 def _cosines(groups: Groups) -> Picture | None:
     """Draw the mean and the variance over domains, or clients, of the cosines of updates with the model's movement."""
-    if not all(canvas.drawable(groups, f"algorithm/cosine_{what}", "completed") for what in COSINES):
+    if not all(canvas.drawable(groups, f"algorithm/cosine_{what}", "rounds_completed") for what in COSINES):
         return None
     figure, panels = canvas.panels(len(COSINES), width=4.1, height=3.2)
     window = 1
     for panel, (what, said) in zip(panels, COSINES.items(), strict=True):
-        window = max(window, canvas.lines(panel, groups, f"algorithm/cosine_{what}", "completed", smoothed=True))
+        window = max(window, canvas.lines(panel, groups, f"algorithm/cosine_{what}", "rounds_completed", smoothed=True))
         panel.set_title(said)
     canvas.legend(figure, groups)
     smoothed = f" Smoothed: centred means over {window} rounds." if window > 1 else ""

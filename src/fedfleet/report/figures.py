@@ -14,19 +14,19 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fedfleet.report import canvas, charts, domain_figures, plane, samples
+from fedfleet.report import canvas, charts, decision_boundary, domain_figures, samples
 from fedfleet.report.canvas import Groups
 from fedfleet.report.curves import Curve, band, smooth, window, worst_tenth
 from fedfleet.report.meanings import meaning
 from fedfleet.report.picture import Picture
-from fedfleet.report.tables import FATES, Run, fate_shares, gini, heard_counts
+from fedfleet.report.tables import OUTCOMES, Run, completed_counts, gini, outcome_shares
 from fedfleet.report.words import joined, number, quantity, share
 from fedfleet.simulator.driver.evaluation import less_is_better
 
-FATE_COLORS: dict[str, str] = dict(zip(FATES, ("#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#C4C7CC"), strict=True))
+FATE_COLORS: dict[str, str] = dict(zip(OUTCOMES, ("#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#C4C7CC"), strict=True))
 DOMAINS, CLIENTS = "Domains", "Clients and messages"
 OF_DOMAINS = re.compile(r"^(domains-|cosines$)|_(worst_domain|spread)$|^metric-(validation_)?(source|target|gap)_")
-OF_CLIENTS = re.compile(r"^(clients-|participation$|fates$|communication$)")
+OF_CLIENTS = re.compile(r"^(clients-|participation$|outcomes$|communication$)")
 NO_METRICS = {"round", "client", "name", "copy", "domain", "seed", "num_examples"}  # columns of clients.parquet
 
 
@@ -39,10 +39,10 @@ def draw(groups: Groups) -> list[Picture]:
         drawn = [_metric(groups, metric) for metric in dict.fromkeys(m for run in runs for m in run.metrics)]
         drawn += [
             samples.draw(groups),
-            plane.draw(groups),
+            decision_boundary.draw(groups),
             _train_loss(groups),
             _participation(groups),
-            _fates(groups),
+            _outcomes(groups),
             _communication(groups),
         ]
         drawn += [_clients(groups, column) for column in dict.fromkeys(c for run in runs for c in _client_metrics(run))]
@@ -75,10 +75,10 @@ def _metric(groups: Groups, metric: str) -> Picture | None:
 
 
 def _train_loss(groups: Groups) -> Picture | None:
-    if not canvas.drawable(groups, "train_loss", "completed"):
+    if not canvas.drawable(groups, "train_loss", "rounds_completed"):
         return None
     figure, (axes,) = canvas.panels(1, width=7.2, height=3.4)
-    width = canvas.lines(axes, groups, "train_loss", "completed", smoothed=True)
+    width = canvas.lines(axes, groups, "train_loss", "rounds_completed", smoothed=True)
     low, high = axes.dataLim.intervaly
     if low > 0 and high / low > 50:
         axes.set_yscale("log")
@@ -95,22 +95,24 @@ def _train_loss(groups: Groups) -> Picture | None:
 
 
 def _participation(groups: Groups) -> Picture | None:
-    counts = {label: [found for run in runs if (found := heard_counts(run))] for label, runs in groups.items()}
-    counts = {label: found for label, found in counts.items() if found}
+    counts = {label: [result for run in runs if (result := completed_counts(run))] for label, runs in groups.items()}
+    counts = {label: result for label, result in counts.items() if result}
     if not counts:
         return None
-    top = max(int(heard.max(initial=0)) for found in counts.values() for heard, _ in found)
+    top = max(int(heard.max(initial=0)) for result in counts.values() for heard, _ in result)
     width = math.ceil((top + 1) / 60)
     edges = np.arange(0, top + 1 + width, width) - 0.5
     figure, (axes,) = canvas.panels(1, width=7.2, height=3.4)
     ginis: dict[str, float] = {}
     never: list[float] = []
     steep = False
-    for label, found in counts.items():
-        bars = np.mean([np.histogram(heard, edges)[0] for heard, _ in found], axis=0)
-        bars[0] += np.mean([size - len(heard) for heard, size in found])  # those never heard are in no table
-        never += [1 - len(heard) / size for heard, size in found]
-        ginis[label] = float(np.mean([gini(heard, size) for heard, size in found]))
+    for label, result in counts.items():
+        bars = np.mean([np.histogram(heard, edges)[0] for heard, _ in result], axis=0)
+        bars[0] += np.mean(
+            [size - len(heard) for heard, size in result]
+        )  # those that never completed one are in no table
+        never += [1 - len(heard) / size for heard, size in result]
+        ginis[label] = float(np.mean([gini(heard, size) for heard, size in result]))
         canvas.steps(axes, bars, edges, canvas.look(groups, label)[0], filled=len(counts) == 1)
         steep |= bars.max() > 50 * np.median(bars[bars > 0])
     if steep:
@@ -118,34 +120,34 @@ def _participation(groups: Groups) -> Picture | None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
     known = [value for value in ginis.values() if math.isfinite(value)]
     spread = " to ".join(dict.fromkeys(f"{value:.2f}" for value in (min(known), max(known)))) if known else "undefined"
-    axes.set_title(f"How often a client was heard: Gini coefficient {spread}")
-    axes.set_xlabel("rounds in which the client was heard" + (f" (bins of {width})" if width > 1 else ""))
+    axes.set_title(f"Rounds a client completed: Gini coefficient {spread}")
+    axes.set_xlabel("rounds that the client completed" + (f" (bins of {width})" if width > 1 else ""))
     axes.set_ylabel("clients" + (", log scale" if steep else ""))
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     canvas.legend(figure, groups, {label: f"Gini {value:.2f}" for label, value in ginis.items()})
-    seeds = " Counts are means over seeds." if any(len(found) > 1 for found in counts.values()) else ""
+    seeds = " Counts are means over seeds." if any(len(result) > 1 for result in counts.values()) else ""
     caption = (
-        "How evenly the fleet took part: how many clients were heard in how many rounds; "
-        f"{share(float(np.mean(never)))} of the clients were never heard. A Gini coefficient (here {spread}) of 0 "
-        f"means that all were heard equally often, near 1 that few did all the work.{seeds}"
+        "How evenly the fleet took part: how many clients completed how many rounds; "
+        f"{share(float(np.mean(never)))} of the clients never completed one. A Gini coefficient (here {spread}) of 0 "
+        f"means that all completed equally many, near 1 that few did all the work.{seeds}"
     )
     return canvas.picture(figure, "participation", "Participation", caption)
 
 
-def _fates(groups: Groups) -> Picture | None:
-    shares = {label: found for label, runs in groups.items() if (found := fate_shares(runs)) is not None}
+def _outcomes(groups: Groups) -> Picture | None:
+    shares = {label: result for label, runs in groups.items() if (result := outcome_shares(runs)) is not None}
     if not shares:
         return None
     one = len(shares) == 1
     figure, panels = canvas.panels(len(shares), width=7.2 if one else 4.1, height=3.2 if one else 2.6, share_y=True)
     width = max(window(len(rounds)) for rounds, _ in shares.values())
     averages = np.mean([table.mean(axis=0) for _, table in shares.values()], axis=0)
-    means: dict[str, float] = dict(zip(FATES, averages.tolist(), strict=True))
-    seen = [fate for fate in FATES if means[fate] > 0]
-    colors = [FATE_COLORS[fate] for fate in seen]
+    means: dict[str, float] = dict(zip(OUTCOMES, averages.tolist(), strict=True))
+    seen = [outcome for outcome in OUTCOMES if means[outcome] > 0]
+    colors = [FATE_COLORS[outcome] for outcome in seen]
     for panel, (label, (rounds, table)) in zip(panels, shares.items(), strict=True):
         x = np.append(rounds, rounds[-1] + 1)  # a share holds for its whole round, from t to t + 1
-        y = [smooth(table[:, FATES.index(fate)], width) for fate in seen]
+        y = [smooth(table[:, OUTCOMES.index(outcome)], width) for outcome in seen]
         y = [np.append(values, values[-1]) for values in y]
         panel.stackplot(x, y, colors=colors, alpha=0.9, linewidth=0, step="post" if width == 1 else None)
         panel.set(xlim=(x[0], x[-1]), ylim=(0, 1), xlabel="rounds")
@@ -157,20 +159,20 @@ def _fates(groups: Groups) -> Picture | None:
     panels[0].set_ylabel("share of invitations")
     squares = [Line2D([], [], marker="s", linestyle="", markersize=7, color=color, alpha=0.9) for color in colors]
     figure.legend(squares, seen, loc="outside lower center", ncols=len(seen))
-    totals = joined([f"{share(means[fate])} {fate}" for fate in seen])
+    totals = joined([f"{share(means[outcome])} {outcome}" for outcome in seen])
     smoothed = f" Areas are centred means over {width} rounds." if width > 1 else ""
     caption = f"What became of the invited clients, by round; in the mean of rounds {totals}.{smoothed}"
-    return canvas.picture(figure, "fates", "Fates of invited clients", caption)
+    return canvas.picture(figure, "outcomes", "Outcomes of invited clients", caption)
 
 
 def _communication(groups: Groups) -> Picture | None:
     ways = {"total/floats_up": "Up: received by the server", "total/floats_down": "Down: sent by the server"}
-    shown = [way for way in ways if canvas.drawable(groups, way, "completed")]
+    shown = [way for way in ways if canvas.drawable(groups, way, "rounds_completed")]
     if not shown:
         return None
     figure, panels = canvas.panels(len(shown), width=7.2 if len(shown) == 1 else 4.1, height=3.2, share_y=True)
     for panel, way in zip(panels, shown, strict=True):
-        canvas.lines(panel, groups, way, "completed")
+        canvas.lines(panel, groups, way, "rounds_completed")
         panel.set_title(ways[way])
         panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
     panels[0].set_ylabel("floats, cumulative")
@@ -191,7 +193,7 @@ def _clients(groups: Groups, column: str) -> Picture | None:
             trends[label] = [_trends(*table, high_is_bad) for table in tables]
     if not last:
         return None
-    several = any(len(mean[0]) > 1 for found in trends.values() for mean, _ in found)
+    several = any(len(mean[0]) > 1 for result in trends.values() for mean, _ in result)
     figure, panels = canvas.panels(1 + several, width=7.2 - 2 * several, height=3.4)
     edges = np.histogram_bin_edges(np.concatenate(list(last.values())), bins=30)
     worst = {label: worst_tenth(values, high_is_bad) for label, values in last.items()}
@@ -213,7 +215,7 @@ def _clients(groups: Groups, column: str) -> Picture | None:
         f"{label + ': ' if len(groups) > 1 else ''}mean {number(values.mean())}, worst 10 % {number(worst[label])}"
         for label, values in last.items()
     ]
-    pooled = " Clients of all seeds are pooled." if any(len(found) > 1 for found in trends.values()) else ""
+    pooled = " Clients of all seeds are pooled." if any(len(result) > 1 for result in trends.values()) else ""
     caption = (
         f"{column} of each client on its own data at the last evaluated round. Dashed: mean of the worst 10 % of "
         f"clients (the {'highest' if high_is_bad else 'lowest'} values). {'; '.join(told)}.{pooled}"
@@ -238,6 +240,6 @@ def _trends(rounds: np.ndarray, values: np.ndarray, high_is_bad: bool) -> tuple[
     """Mean over clients and mean of the worst 10 %, each against the number of rounds done."""
     evaluated = np.unique(rounds)
     by_round = [values[rounds == at] for at in evaluated]
-    mean = np.array([found.mean() for found in by_round])
-    worst = np.array([worst_tenth(found, high_is_bad) for found in by_round])
+    mean = np.array([result.mean() for result in by_round])
+    worst = np.array([worst_tenth(result, high_is_bad) for result in by_round])
     return (evaluated + 1, mean), (evaluated + 1, worst)

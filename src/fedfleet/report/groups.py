@@ -1,4 +1,4 @@
-"""Which runs are one line of a report: those of a label that differ in their seed, and in where they were computed, alone."""
+"""Groups of runs, each one line of a report: runs of a label that differ only in seed and in where they ran."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
     by_label: dict[str, list[Run]] = {}
     for run in runs:
         by_label.setdefault(run.label, []).append(run)
-    found: dict[str, list[Run]] = {}
+    result: dict[str, list[Run]] = {}
     for label, several in by_label.items():
         kinds: dict[str, list[Run]] = {}
         for run in several:
             kinds.setdefault(json.dumps(identity(run), sort_keys=True, default=str), []).append(run)
         for name, group in zip(_names(label, [group[0] for group in kinds.values()]), kinds.values(), strict=True):
             number, free = 1, name
-            while free in found:
+            while free in result:
                 number += 1
                 free = f"{name} #{number}"
-            found[free] = [replace(run, label=free) for run in group]
-    return found
+            result[free] = [replace(run, label=free) for run in group]
+    return result
 
 
 def identity(run: Run) -> dict[str, Any]:
@@ -55,8 +55,8 @@ def identity(run: Run) -> dict[str, Any]:
     What was made in Python of things that nothing is known of may be the same as in another run, or not: it is the run's own.
     """
     config = {k: v for k, v in run.config.items() if k not in APART}
-    found = {k: v for k, v in _leaves(config) if k != "population.data_dir"}
-    return found | {k: f"{', '.join(v)} in {run.path}" for k, v in found.items() if k.endswith(UNKNOWN) and v}
+    result = {k: v for k, v in _leaves(config) if k != "population.data_dir"}
+    return result | {k: f"{', '.join(v)} in {run.path}" for k, v in result.items() if k.endswith(UNKNOWN) and v}
 
 
 def _leaves(node: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
@@ -92,8 +92,8 @@ def _told(key: str, value: Any) -> str:
 
 def versions(environments: Sequence[Mapping[str, Any]]) -> list[str]:
     """Packages of which the runs had several versions, as "fedfleet 0.1, 0.2"; those of fedfleet first."""
-    found: dict[str, dict[str, None]] = {}
+    result: dict[str, dict[str, None]] = {}
     for environment in environments:
         for name, version in (environment.get("packages") or {}).items():
-            found.setdefault(name, {})[str(version)] = None
-    return [f"{name} {', '.join(several)}" for name, several in found.items() if len(several) > 1]
+            result.setdefault(name, {})[str(version)] = None
+    return [f"{name} {', '.join(several)}" for name, several in result.items() if len(several) > 1]

@@ -1,4 +1,4 @@
-"""What tasks' losses mean, in a line: in minimax problems a loss that falls is not what is to be seen."""
+"""Meanings of tasks' losses, a line each: in minimax problems a falling loss is not the aim."""
 
 from __future__ import annotations
 
@@ -49,6 +49,6 @@ def meaning(groups: Mapping[str, Sequence[Run]], metric: str) -> str:
     tasks = {run.get("task", "name") for runs in groups.values() for run in runs}
     told = OF_TASK.get(tasks.pop(), {}) if len(tasks) == 1 else {}
     for prefix in ("", *PREFIXES):
-        if metric.startswith(prefix) and (found := told.get(metric.removeprefix(prefix))):
-            return f"{found} "
+        if metric.startswith(prefix) and (result := told.get(metric.removeprefix(prefix))):
+            return f"{result} "
     return ""

@@ -1,4 +1,4 @@
-"""What happened, in a few sentences of plain words, from the records of runs alone."""
+"""Overview of runs, in a few sentences of plain words, from their records alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedfleet.report.settings import OF_THEOREMS
-from fedfleet.report.tables import Run, heard_counts
+from fedfleet.report.tables import Run, completed_counts
 from fedfleet.report.words import count, duration, joined, mean_sd, number, quantity, share, span, whole
 from fedfleet.simulator.driver.evaluation import less_is_better
 
@@ -130,12 +130,12 @@ def _among(run: Run) -> str:
 
 
 def _heard(run: Run) -> Iterator[str]:
-    asked, heard = run.total("invited"), run.total("heard")
+    asked, heard = run.total("invited"), run.total("completed")
     if not asked or heard is None:
         return
     ever = ""
-    if counts := heard_counts(run):
-        ever = f"; {len(counts[0]):,} of {counts[1]:,} clients were heard at least once"
+    if counts := completed_counts(run):
+        ever = f"; {len(counts[0]):,} of {counts[1]:,} clients completed at least one round"
     rounds = run.rounds_done
     often = f" in {count(rounds, 'round')}, {asked / rounds:.3g} a round" if rounds else ""
     yield f"Of {whole(asked)} invitations{often}, {share(heard / asked)} were answered in time ({whole(heard)}){ever}."
@@ -145,7 +145,7 @@ def _metrics(run: Run) -> Iterator[str]:
     if tested_on := run.section("examples").get("tested_on"):
         yield f"Models were tested on {tested_on}."
     for metric in headline([run])[:1]:
-        rounds, values = run.curve(f"eval/{metric}", "completed")
+        rounds, values = run.curve(f"eval/{metric}", "rounds_completed")
         final = run.final(metric)
         if final is None:
             continue
@@ -208,8 +208,8 @@ def _attack(run: Run) -> str | None:
 
 def _same(runs: Sequence[Run]) -> str:
     """What all runs learn, where that is the same."""
-    found = {f"{_goal(run)}{_among(run)}" for run in runs if run.get("population", "dataset")}
-    return f"All learn {found.pop()}." if len(found) == 1 else ""
+    result = {f"{_goal(run)}{_among(run)}" for run in runs if run.get("population", "dataset")}
+    return f"All learn {result.pop()}." if len(result) == 1 else ""
 
 
 def _ranking(groups: Mapping[str, Sequence[Run]], metric: str) -> str:

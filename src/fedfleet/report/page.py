@@ -11,14 +11,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from fedfleet.report import classes, least_heard, reaching
+from fedfleet.report import classes, least_completed, reaching
 from fedfleet.report.groups import versions
 from fedfleet.report.overview import headline, of_comparison, of_run
 from fedfleet.report.picture import Picture
 from fedfleet.report.settings import settings
 from fedfleet.report.sheet import Grid, blocks, fill
 from fedfleet.report.study_tables import Target
-from fedfleet.report.tables import Run, at_equal_traffic, by_domain, domain_columns, domain_names, heard_counts, told_in
+from fedfleet.report.tables import (
+    Run,
+    at_equal_traffic,
+    by_domain,
+    completed_counts,
+    domain_columns,
+    domain_names,
+    told_in,
+)
 from fedfleet.report.words import MISSING, count, duration, joined, mean_sd, number, quantity, share, whole
 
 WORST_FIRST = ("failed", "interrupted", "stopped", "unknown", "finished")
@@ -40,7 +48,7 @@ def render(groups: Mapping[str, Sequence[Run]], pictures: Sequence[Picture], tar
         ("Learning", None),
         *(("Classes", grid) for grid in classes.tables(groups)),
         ("Domains", _domains(groups)),
-        ("Clients and messages", None if several else least_heard.table(runs[0])),
+        ("Clients and messages", None if several else least_completed.table(runs[0])),
         ("Phases", None if several else _phases(runs[0])),
     ]
     statuses = Counter(str(run.summary.get("status") or "unknown") for run in runs)
@@ -68,8 +76,8 @@ def render(groups: Mapping[str, Sequence[Run]], pictures: Sequence[Picture], tar
 
 def _title(runs: Sequence[Run]) -> str:
     def names(section: str, key: str) -> str:
-        found = list(dict.fromkeys(str(name) for run in runs if (name := run.get(section, key)) is not None))
-        return joined(found) if len(found) <= 4 else f"{len(found)} {section}s"
+        result = list(dict.fromkeys(str(name) for run in runs if (name := run.get(section, key)) is not None))
+        return joined(result) if len(result) <= 4 else f"{len(result)} {section}s"
 
     algorithms = names("algorithm", "name") or joined(list(dict.fromkeys(run.label for run in runs))[:4])
     parts = [algorithms, names("task", "name"), names("population", "dataset")]
@@ -109,12 +117,12 @@ def _cards(runs: Sequence[Run]) -> list[tuple[str, list[str], str]]:
     add("virtual time", (run.total("virtual_s") or None for run in runs), duration, "on the simulated fleet")
     seconds = (run.summarised("median_seconds_per_round") for run in runs)
     add("a round takes", seconds, duration, "median wall-clock time")
-    asked, heard = (sum(run.total(count) or 0 for run in runs) for count in ("invited", "heard"))
+    asked, heard = (sum(run.total(count) or 0 for run in runs) for count in ("invited", "completed"))
     if asked:
-        cards.append(("heard of invited", [share(heard / asked)], f"{heard:,.0f} of {asked:,.0f} invitations"))
-    if len(runs) == 1 and (counts := heard_counts(runs[0])):
+        cards.append(("completed of invited", [share(heard / asked)], f"{heard:,.0f} of {asked:,.0f} invitations"))
+    if len(runs) == 1 and (counts := completed_counts(runs[0])):
         heard, size = len(counts[0]), counts[1]
-        cards.append(("clients heard", [share(heard / size)], f"{heard:,} of {size:,}, at least once"))
+        cards.append(("clients that completed", [share(heard / size)], f"{heard:,} of {size:,}, at least once"))
     return cards
 
 
@@ -127,8 +135,8 @@ def _table(groups: Mapping[str, Sequence[Run]]) -> Grid:
     head = ["label", "runs finished", "seeds"]
     for metric in metrics:
         head.append(f"final {metric}")
-        if found := equal[metric]:
-            head.append(f"{metric} at {quantity(found[0], 'floats' if unit == 'floats' else 'B')} up")
+        if result := equal[metric]:
+            head.append(f"{metric} at {quantity(result[0], 'floats' if unit == 'floats' else 'B')} up")
     rows = []
     for place, (label, runs) in enumerate(groups.items()):
         seeds = [str(run.seed) for run in runs if run.seed is not None]
@@ -137,8 +145,8 @@ def _table(groups: Mapping[str, Sequence[Run]]) -> Grid:
         row = [label, str(done) if done == len(runs) else f"{done} of {len(runs)}", some or MISSING]
         for metric in metrics:
             row.append(mean_sd([run.final(metric) for run in runs]))
-            if found := equal[metric]:
-                row.append(mean_sd(found[1][place].tolist()))
+            if result := equal[metric]:
+                row.append(mean_sd(result[1][place].tolist()))
         row += [_mean_text(runs, f"{unit}_up", show), _mean_text(runs, "virtual_s", duration)]
         rows.append(row)
     head += [f"{unit} up", "virtual time"]
@@ -156,7 +164,7 @@ def _domains(groups: Mapping[str, Sequence[Run]]) -> Grid | None:
     rows, width = [], 0
     for column in domain_columns(groups):
         for label, runs in groups.items():
-            last = [found[max(found)] for run in runs if (found := by_domain(run, column))]
+            last = [result[max(result)] for run in runs if (result := by_domain(run, column))]
             each = list(itertools.zip_longest(*last, fillvalue=math.nan))
             width = max(width, len(each))
             if each:
@@ -171,7 +179,7 @@ def _domains(groups: Mapping[str, Sequence[Run]]) -> Grid | None:
 
 def _phases(run: Run) -> Grid | None:
     """The table of phases of one run, None if it has fewer than two: they sum to the rounds."""
-    shows = {"invited": whole, "heard": whole, "floats_up": quantity, "floats_down": quantity}
+    shows = {"invited": whole, "completed": whole, "floats_up": quantity, "floats_down": quantity}
     shown = {name: show for name, show in shows.items() if name in run.phases}
     names = run.phases.get("phase", np.empty(0))
     phases = list(dict.fromkeys(names))

@@ -20,16 +20,16 @@ NAMES, LETTERS = 0.075, 13  # inches a letter of the rows' names; letters an inc
 CAPTION = "Dots: seeds; lines: mean and standard deviation; open diamonds: the paper's."
 
 
-def draw(title: str, found: Found, printed: Mapping[str, Mapping[str, float]]) -> bytes:
+def draw(title: str, result: Found, printed: Mapping[str, Mapping[str, float]]) -> bytes:
     """Return the figure as PNG.
 
     Args:
         title: what the table is of.
-        found: our values.
+        result: our values.
         printed: row -> column -> the paper's value, where it prints one.
 
     """
-    rows, columns = list(found), list(next(iter(found.values())))
+    rows, columns = list(result), list(next(iter(result.values())))
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(canvas.STYLE)
@@ -37,7 +37,7 @@ def draw(title: str, found: Found, printed: Mapping[str, Mapping[str, float]]) -
         figure.set_figwidth(figure.get_figwidth() + NAMES * max(map(len, rows)))
         for axes, column in zip(panels, columns, strict=True):
             for place, row in enumerate(rows):
-                _row(axes, place, found[row][column], printed.get(row, {}).get(column))
+                _row(axes, place, result[row][column], printed.get(row, {}).get(column))
             axes.set_title(canvas.plain(column))
             axes.set_yticks(range(len(rows)), [canvas.plain(row) for row in rows])
             axes.set_ylim(len(rows) - 0.5, -0.5)

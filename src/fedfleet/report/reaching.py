@@ -1,4 +1,4 @@
-"""What runs took to reach a value of a metric: a row a label."""
+"""Cost until runs reached a value of a metric: a row a label."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def table(groups: Mapping[str, Sequence[Run]], target: Target) -> Grid:
     columns |= {"virtual_s": duration}
     rows = []
     for label, runs in groups.items():
-        found = np.array([reached(evaluations(run), target) for run in runs])
-        there = np.isfinite(found[:, 0])
-        mean = dict(zip(TO_TARGET, found.mean(0), strict=True))
+        result = np.array([reached(evaluations(run), target) for run in runs])
+        there = np.isfinite(result[:, 0])
+        mean = dict(zip(TO_TARGET, result.mean(0), strict=True))
         cells = [show(mean[f"target/{name}"]) if there.all() else MISSING for name, show in columns.items()]
         rows.append([label, f"{there.sum()} of {len(runs)}", *cells])
     names = {"floats": "floats, up and down", "virtual_s": "virtual time"}

@@ -12,7 +12,7 @@ from fedfleet.report.words import MISSING
 
 FIRST = (
     *("algorithm.name", "algorithm.lr", "algorithm.dual_lr", "algorithm.server_lr", "algorithm.batch_size"),
-    *("algorithm.steps", "algorithm.epochs", "rounds", "cohort.invite", "cohort.respond", "cohort.deadline_s"),
+    *("algorithm.steps", "algorithm.epochs", "rounds", "cohort.size", "cohort.wait_for", "cohort.deadline_s"),
     *("population.dataset", "population.dataset.name", "population.clients"),
 )
 """Settings that come first, in this order; of their sections no others are shown but those of an algorithm."""
@@ -54,17 +54,17 @@ def settings(groups: Mapping[str, Sequence[Run]], varied: Collection[str] = ()) 
 
 def _chosen(run: Run) -> dict[str, Any]:
     """What was chosen: without the defaults of what a theorem sets in their place, and the partition of data that nobody dealt."""
-    found = identity(run)
+    result = identity(run)
     sections = {
-        key.partition("theory.")[0] for key in found if key.startswith(("algorithm.theory.", "algorithm.of.theory."))
+        key.partition("theory.")[0] for key in result if key.startswith(("algorithm.theory.", "algorithm.of.theory."))
     }
     set_by = {section + name for section in sections for name in OF_THEOREMS}
     if run.summary.get("dealt") is False:
-        found = {key: value for key, value in found.items() if not _below(key, ("population.partition",))}
-    model = found.get("task.model")
+        result = {key: value for key, value in result.items() if not _below(key, ("population.partition",))}
+    model = result.get("task.model")
     if isinstance(model, str) and (":" in model or model == "logistic"):  # which have no hidden layers of ours
         set_by.add("task.hidden")
-    return {key: value for key, value in found.items() if key not in set_by}
+    return {key: value for key, value in result.items() if key not in set_by}
 
 
 def _differs(key: str, columns: Sequence[Mapping[str, Any]]) -> bool:

@@ -80,12 +80,12 @@ class Ranks(NamedTuple):
     @property
     def groups(self) -> list[list[int]]:
         """The largest runs of two or more methods, best first, of which no two can be told apart."""
-        found: list[list[int]] = []
+        result: list[list[int]] = []
         for start in range(len(self.order)):
             run = [i for i in self.order[start:] if self.mean[i] - self.mean[self.order[start]] <= self.distance]
-            if len(run) > 1 and not (found and set(run) <= set(found[-1])):
-                found.append(run)
-        return found
+            if len(run) > 1 and not (result and set(run) <= set(result[-1])):
+                result.append(run)
+        return result
 
 
 def ranked(values: np.ndarray, *, least_is_best: bool = False) -> Ranks:

@@ -49,14 +49,14 @@ def draw(tables: Tables) -> list[Picture]:
 def parts(tables: Tables) -> list[Part]:
     """The trials by the values of the varied keys but the first; one part if there is only one key."""
     others = list(tables.varied)[1:]
-    found = []
+    result = []
     for values in itertools.product(*(tables.varied[key] for key in others)):
         chosen = np.ones(len(tables.study), dtype=bool)
         for key, value in zip(others, values, strict=True):
             chosen &= (tables.study[key] == value).to_numpy()
         name = ", ".join(f"{key.split('.')[-1]} = {value}" for key, value in zip(others, values, strict=True))
-        found.append(Part(name, tables.study[chosen]))
-    return found
+        result.append(Part(name, tables.study[chosen]))
+    return result
 
 
 class _Axis:
@@ -112,12 +112,12 @@ def _against(axes: Axes, tables: Tables, rows: Frame, column: str, complete: boo
         line = []
         for value, place in zip(x.ordered(), x.beside(number, len(groups)), strict=True):
             of = rows[(rows["label"] == label) & (rows[x.key] == value)]
-            found = of[column].to_numpy(dtype=float, na_value=np.nan) / unit
-            known = found[np.isfinite(found)]
+            result = of[column].to_numpy(dtype=float, na_value=np.nan) / unit
+            known = result[np.isfinite(result)]
             every += known.tolist()
             axes.plot([place] * len(known), known, linestyle="", marker="o", markersize=2.5, color=color, alpha=0.45)
-            mean, half = interval(found)
-            if complete and len(known) < len(found):
+            mean, half = interval(result)
+            if complete and len(known) < len(result):
                 if len(known):
                     axes.plot([place], [mean], linestyle="", marker="o", markersize=6, color=color, fillstyle="none")
                 mean = half = math.nan
@@ -197,13 +197,13 @@ def _curves(tables: Tables, metric: str) -> Picture | None:
             }
             name = ", ".join(filter(None, [f"{x.key.split('.')[-1]} = {value}", part.name]))
             drawn.append((name, groups))
-    drawn = [(name, groups) for name, groups in drawn if canvas.drawable(groups, column, "completed")]
+    drawn = [(name, groups) for name, groups in drawn if canvas.drawable(groups, column, "rounds_completed")]
     if not drawn:
         return None
     wide = 7.2 if len(drawn) == 1 else 4.6
     figure, axes = canvas.panels(len(drawn), width=wide, height=3.1, share_y=True, columns=len(extremes))
     for panel, (name, groups) in zip(axes, drawn, strict=True):
-        canvas.lines(panel, groups, column, "completed")
+        canvas.lines(panel, groups, column, "rounds_completed")
         panel.set_title(canvas.plain(name))
     axes[0].set_ylabel(canvas.plain(metric))
     canvas.legend(figure, _look(tables))
@@ -213,11 +213,11 @@ def _curves(tables: Tables, metric: str) -> Picture | None:
 
 def _ranking(tables: Tables, metric: str) -> Picture | None:
     """Critical-difference diagram (Demšar 2006, figure 1): mean ranks on a line, bars below those that cannot be told apart."""
-    found = ranks(tables, metric)
-    if found is None:
+    result = ranks(tables, metric)
+    if result is None:
         return None
-    k, groups = len(tables.labels), found.groups
-    left = [*found.order[: (k + 1) // 2]]
+    k, groups = len(tables.labels), result.groups
+    left = [*result.order[: (k + 1) // 2]]
     deepest = 0.6 + 0.3 * len(groups)
     figure, (axes,) = canvas.panels(1, width=7.2, height=0.9 + 0.25 * (k + len(groups)))
     axes.set_axis_off()
@@ -226,22 +226,22 @@ def _ranking(tables: Tables, metric: str) -> Picture | None:
     for rank in range(1, k + 1):
         axes.plot([rank, rank], [0, -0.12], color="black", linewidth=1)
         axes.text(rank, -0.2, str(rank), ha="center", va="bottom")
-    axes.plot([1, 1 + found.distance], [-0.9, -0.9], color="black", linewidth=2)
-    axes.text(1 + found.distance, -0.9, f"  critical difference {found.distance:.2f}", ha="left", va="center")
-    for place, i in enumerate(found.order):
+    axes.plot([1, 1 + result.distance], [-0.9, -0.9], color="black", linewidth=2)
+    axes.text(1 + result.distance, -0.9, f"  critical difference {result.distance:.2f}", ha="left", va="center")
+    for place, i in enumerate(result.order):
         side = i in left
         depth = deepest + 0.6 * (place if side else k - 1 - place)
         edge = 0.9 if side else k + 0.1
         color = canvas.look(_look(tables), tables.labels[i])[0]
-        axes.plot([found.mean[i], found.mean[i], edge], [0, depth, depth], color=color, linewidth=1.2)
-        words = canvas.plain(f"{tables.labels[i]}  {found.mean[i]:.2f}")
+        axes.plot([result.mean[i], result.mean[i], edge], [0, depth, depth], color=color, linewidth=1.2)
+        words = canvas.plain(f"{tables.labels[i]}  {result.mean[i]:.2f}")
         axes.text(edge, depth, f"{words} " if side else f" {words}", ha="right" if side else "left", va="center")
     for depth, group in enumerate(groups):
-        ends = [found.mean[group[0]] - 0.04, found.mean[group[-1]] + 0.04]
+        ends = [result.mean[group[0]] - 0.04, result.mean[group[-1]] + 0.04]
         axes.plot(ends, [0.3 + 0.3 * depth] * 2, color="black", linewidth=3.5, solid_capstyle="butt")
     caption = (
-        f"Mean rank of each label in final {metric} over {found.conditions} conditions, 1 for the best, each a mean over seeds. "
-        f"Labels joined by a bar cannot be told apart (Nemenyi's test at 5 %; Friedman's: p = {found.p:.2g})."
+        f"Mean rank of each label in final {metric} over {result.conditions} conditions, 1 for the best, each a mean over seeds. "
+        f"Labels joined by a bar cannot be told apart (Nemenyi's test at 5 %; Friedman's: p = {result.p:.2g})."
     )
     return canvas.picture(figure, f"ranks-{metric}", "Labels ranked", caption)
 
@@ -251,11 +251,11 @@ def _histogram(tables: Tables) -> Picture | None:
     if not len(counts):
         return None
     names = [(part, value) for part in parts(tables) for value in x.ordered()]
-    top = int(counts["heard"].max())
+    top = int(counts["completed"].max())
     width = math.ceil((top + 1) / 30)
     edges = np.arange(0, top + 1 + width, width) - 0.5
     keys = list(tables.varied)
-    by_trial = {key: rows["heard"].to_numpy() for key, rows in counts.groupby(["label", *keys, "seed"], sort=False)}
+    by_trial = {key: rows["completed"].to_numpy() for key, rows in counts.groupby(["label", *keys, "seed"], sort=False)}
     columns = min(3, len(x.values)) if len(parts(tables)) == 1 else len(x.values) if len(x.values) <= 5 else 3
     figure, axes = canvas.panels(len(names), width=max(2.6, 9.6 / columns), height=2.3, share_y=True, columns=columns)
     for panel, (part, value) in zip(axes, names, strict=True):
@@ -264,9 +264,9 @@ def _histogram(tables: Tables) -> Picture | None:
             bars = []
             for _, row in rows[rows["label"] == label].iterrows():
                 heard = by_trial.get((label, *(row[k] for k in keys), row["seed"]), np.empty(0, dtype=np.int64))
-                found = np.histogram(heard, edges)[0].astype(float)
-                found[0] += int(row["clients"]) - len(heard)
-                bars.append(found)
+                result = np.histogram(heard, edges)[0].astype(float)
+                result[0] += int(row["clients"]) - len(heard)
+                bars.append(result)
             if bars:
                 canvas.steps(panel, np.mean(bars, axis=0), edges, canvas.look(_look(tables), label)[0], filled=False)
         text = ", ".join(filter(None, [f"{x.key.split('.')[-1]} = {value}", part.name]))
@@ -274,18 +274,18 @@ def _histogram(tables: Tables) -> Picture | None:
         panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         panel.yaxis.set_major_formatter(FuncFormatter(lambda v, _: quantity(v)))
     for panel in axes[-columns:]:
-        panel.set_xlabel("rounds heard")
+        panel.set_xlabel("rounds completed")
     for panel in axes[::columns]:
         panel.set_ylabel("clients")
     canvas.legend(figure, _look(tables))
-    caption = "How many clients were heard in how many rounds, mean over seeds; the clients at 0 were never heard." + (
+    caption = "How many clients completed how many rounds, mean over seeds; the clients at 0 never did." + (
         f" Bins of {width} rounds." if width > 1 else ""
     )
     return canvas.picture(figure, "participation", "Participation", caption)
 
 
 def _evenness(tables: Tables) -> Picture | None:
-    shown = {"gini": "Gini coefficient", "never_heard": "clients never heard"}
+    shown = {"gini": "Gini coefficient", "never_completed": "clients that never completed"}
     if not all(c in tables.study and tables.study[c].notna().any() for c in shown):
         return None
     panels = parts(tables)
@@ -299,10 +299,10 @@ def _evenness(tables: Tables) -> Picture | None:
         panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: share(max(0.0, value))))
     canvas.legend(figure, _look(tables))
     caption = (
-        "Left: Gini coefficient of the rounds in which each client was heard, 0 if all were heard equally often, near 1 if few "
-        f"did all the work. Right: share of the clients that were never heard. {EACH}"
+        "Left: Gini coefficient of the rounds that each client completed, 0 if all completed equally many, near 1 if few "
+        f"did all the work. Right: share of the clients that never completed a round. {EACH}"
     )
-    return canvas.picture(figure, "evenness", "Evenness, and who is never heard", caption)
+    return canvas.picture(figure, "evenness", "Evenness, and who never completes", caption)
 
 
 def _same_y(axes: Sequence[Axes]) -> None:

@@ -92,7 +92,7 @@ def recovered(tables: Tables) -> list[Recovered]:
     key, *others = tables.varied
     base, *values = tables.varied[key]
     first, *labels = tables.labels
-    column, found = f"final/{tables.metrics[0]}", []
+    column, result = f"final/{tables.metrics[0]}", []
     sign = -1.0 if less_is_better(tables.metrics[0]) else 1.0
     for point in combinations(tables, others):
         of = _select(tables.study, point)
@@ -101,8 +101,8 @@ def recovered(tables: Tables) -> list[Recovered]:
         for value in values:
             free, lost = at(first, base), at(first, value)
             back = {label: recovery(at(label, value), lost, free) for label in labels}
-            found.append(Recovered({key: value, **point}, difference(free - lost), back))
-    return found
+            result.append(Recovered({key: value, **point}, difference(free - lost), back))
+    return result
 
 
 def gets_back(tables: Tables) -> Iterator[str]:
@@ -129,15 +129,15 @@ def never(tables: Tables) -> list[tuple[str, int, int]]:
     """Where the target was not always reached: the name of the point, seeds that never did, seeds that ended."""
     if tables.target is None or "target/rounds" not in tables.study:
         return []
-    found = []
+    result = []
     for label, point, rows in _points(tables):
         ended = rows[rows["status"].isin(DONE)]
         short = int(ended["target/rounds"].isna().sum())
         if short:
-            found.append(
+            result.append(
                 (", ".join([label, *(f"{k.split('.')[-1]} = {v}" for k, v in point.items())]), short, len(ended))
             )
-    return found
+    return result
 
 
 def _notes(tables: Tables) -> Iterator[str]:
@@ -152,10 +152,10 @@ def _notes(tables: Tables) -> Iterator[str]:
         yield f"Did not reach {tables.target} on some seeds: {_some(some)}."
     if tables.study["seed"].nunique() < 2:
         yield "There is one seed: no spread can be told, and a difference may be chance."
-    late: Any = tables.study.get("void_attempts", pd.Series(dtype="Int64"))
+    late: Any = tables.study.get("aborted_attempts", pd.Series(dtype="Int64"))
     if late.sum() > 0:
         yield (
-            f"{int(late.sum()):,} attempts at rounds were void, answered by too few; their time and traffic count, and the "
+            f"{int(late.sum()):,} attempts at rounds were aborted, answered by too few; their time and traffic count, and the "
             f"rounds were tried again."
         )
 
@@ -176,9 +176,9 @@ def _cards(tables: Tables, failed: int) -> list[tuple[str, list[str], str]]:
     if tables.target is not None and "target/rounds" in study:
         there = int(study["target/rounds"].notna().sum())
         cards.append((f"reached {tables.target}", [f"{there} of {len(study)}"], "trials"))
-    if "never_heard" in study and study["never_heard"].notna().any():
-        ends = dict.fromkeys(share(v) for v in (study["never_heard"].min(), study["never_heard"].max()))
-        cards.append(("never heard", list(ends), "share of the clients"))
+    if "never_completed" in study and study["never_completed"].notna().any():
+        ends = dict.fromkeys(share(v) for v in (study["never_completed"].min(), study["never_completed"].max()))
+        cards.append(("never completed", list(ends), "share of the clients"))
     return cards
 
 
@@ -210,7 +210,7 @@ def _results(tables: Tables) -> Grid:
             *(f"{_said(name)} to it" for name in tables.sent),
             "virtual s to it",
         ]
-    head += ["heard of invited", "Gini", "never heard"]
+    head += ["completed of invited", "Gini", "never completed"]
     rows = []
     for label, point, of in _points(tables):
         done = of[of["status"].isin(DONE)]
@@ -231,8 +231,8 @@ def _results(tables: Tables) -> Grid:
             )
             row += [show(there[c].mean()) if len(there) == len(done) and len(done) else MISSING for c, show in columns]
         if "gini" in of:
-            row.append(share(done["heard_share"].mean()) if len(done) else MISSING)
-            row += [number(done["gini"].mean()), share(done["never_heard"].mean()) if len(done) else MISSING]
+            row.append(share(done["completed_share"].mean()) if len(done) else MISSING)
+            row += [number(done["gini"].mean()), share(done["never_completed"].mean()) if len(done) else MISSING]
         else:
             row += [MISSING] * 3
         rows.append(row)
@@ -252,18 +252,18 @@ def _plane(tables: Tables, metric: str) -> Grid | None:
     for label in tables.labels:
         for point in combinations(tables, others):
             of = _select(tables.study[tables.study["label"] == label], point)
-            found = [of[(of[key] == value) & of["status"].isin(DONE)] for value in tables.varied[key]]
-            rows.append([label, *map(_text, point.values()), *(mean_sd(f[f"final/{metric}"].tolist()) for f in found)])
+            result = [of[(of[key] == value) & of["status"].isin(DONE)] for value in tables.varied[key]]
+            rows.append([label, *map(_text, point.values()), *(mean_sd(f[f"final/{metric}"].tolist()) for f in result)])
     text = f"Final {metric} by {key}: mean ± sample standard deviation over seeds."
     return Grid(["label", *others, *map(_text, tables.varied[key])], rows, text)
 
 
 def finals(tables: Tables) -> tuple[list[str], list[list[str]]]:
     """Return what a terminal shows of the table of results, its final metrics: head and rows."""
-    found = _results(tables)
+    result = _results(tables)
     first = len(tables.varied) + 2  # label, what varies, n
-    keep = [i for i, name in enumerate(found.head) if i < first or name.startswith(("final ", "reached "))]
-    return [found.head[i] for i in keep], [[str(row[i]) for i in keep] for row in found.rows]
+    keep = [i for i, name in enumerate(result.head) if i < first or name.startswith(("final ", "reached "))]
+    return [result.head[i] for i in keep], [[str(row[i]) for i in keep] for row in result.rows]
 
 
 def _costs(tables: Tables) -> Grid | None:
@@ -272,14 +272,14 @@ def _costs(tables: Tables) -> Grid | None:
     base, *values = tables.varied[key]
     if not values:
         return None
-    metric, heads, found = tables.metrics[0], [], []
+    metric, heads, result = tables.metrics[0], [], []
     for label in tables.labels:
         for point in combinations(tables, others):
             of = _select(tables.study[tables.study["label"] == label], point)
             heads.append([label, *map(_text, point.values())])
-            found.append([paired(of[of[key] == v], of[of[key] == base], f"final/{metric}") for v in values])
+            result.append([paired(of[of[key] == v], of[of[key] == base], f"final/{metric}") for v in values])
     text = f"Final {metric} less that at {key} = {_text(base)}, {_PAIRED}"
-    return Grid(["label", *others, *map(_text, values)], _tested(heads, found), text)
+    return Grid(["label", *others, *map(_text, values)], _tested(heads, result), text)
 
 
 def _recovery(tables: Tables) -> Grid | None:
@@ -307,14 +307,14 @@ def _compared(tables: Tables) -> Grid | None:
     first, *labels = tables.labels
     if not labels:
         return None
-    metric, heads, found = tables.metrics[0], [], []
+    metric, heads, result = tables.metrics[0], [], []
     for point in combinations(tables, list(tables.varied)):
         of = _select(tables.study, point)
         heads.append([*map(_text, point.values())])
         base = of[of["label"] == first]
-        found.append([paired(of[of["label"] == label], base, f"final/{metric}") for label in labels])
+        result.append([paired(of[of["label"] == label], base, f"final/{metric}") for label in labels])
     text = f"Final {metric} of each label less that of {first}, {_PAIRED}"
-    return Grid([*tables.varied, *labels], _tested(heads, found), text)
+    return Grid([*tables.varied, *labels], _tested(heads, result), text)
 
 
 def _interaction(tables: Tables) -> Grid | None:
@@ -324,17 +324,17 @@ def _interaction(tables: Tables) -> Grid | None:
     first, *labels = tables.labels
     if not values or not labels:
         return None
-    metric, heads, found = tables.metrics[0], [], []
+    metric, heads, result = tables.metrics[0], [], []
     for label in labels:
         for point in combinations(tables, others):
             of = _select(tables.study, point)
             heads.append([label, *map(_text, point.values())])
-            found.append([_doubly(of, key, value, base, label, first, f"final/{metric}") for value in values])
+            result.append([_doubly(of, key, value, base, label, first, f"final/{metric}") for value in values])
     text = (
         f"What each label gains from {key} = {_text(base)} to another value, less what {first} gains, in final {metric}: 0 where "
         f"it costs both alike; {_PAIRED}"
     )
-    return Grid(["label", *others, *map(_text, values)], _tested(heads, found), text)
+    return Grid(["label", *others, *map(_text, values)], _tested(heads, result), text)
 
 
 def _by_seed(of: Frame, key: str, column: str) -> Callable[[str, Any], np.ndarray]:
@@ -362,29 +362,31 @@ def _tested(heads: Sequence[Sequence[str]], values: Sequence[Sequence[np.ndarray
     return [[*head, *(_cell(cell, next(adjusted)) for cell in row)] for head, row in zip(heads, rows, strict=True)]
 
 
-def _cell(found: Difference, p: float) -> str:
-    if not np.isfinite(found.mean):
+def _cell(result: Difference, p: float) -> str:
+    if not np.isfinite(result.mean):
         return MISSING
     star = " *" if p < LEVEL else ""
-    return f"{found.mean:+.3f}" + (f" ± {found.half:.3f}{star}" if np.isfinite(found.half) else "")
+    return f"{result.mean:+.3f}" + (f" ± {result.half:.3f}{star}" if np.isfinite(result.half) else "")
 
 
 def _ranking(tables: Tables) -> Grid | None:
-    found = ranks(tables, tables.metrics[0])
-    if found is None:
+    result = ranks(tables, tables.metrics[0])
+    if result is None:
         return None
-    rows = [[tables.labels[i], f"{found.mean[i]:.2f}"] for i in found.order]
-    return Grid(["label", "mean rank"], rows, _verdict(tables, found), words=True)
+    rows = [[tables.labels[i], f"{result.mean[i]:.2f}"] for i in result.order]
+    return Grid(["label", "mean rank"], rows, _verdict(tables, result), words=True)
 
 
-def _verdict(tables: Tables, found: Ranks) -> str:
+def _verdict(tables: Tables, result: Ranks) -> str:
     """Say in words what ranks show, or that they show nothing."""
-    test = f"Friedman's test over {found.conditions} conditions: chi-square {found.statistic:.2f}, p = {found.p:.2g}."
-    if found.p >= LEVEL:
+    test = (
+        f"Friedman's test over {result.conditions} conditions: chi-square {result.statistic:.2f}, p = {result.p:.2g}."
+    )
+    if result.p >= LEVEL:
         return f"{test} That does not tell the labels apart: their order may be chance."
-    best, last = found.order[0], found.order[-1]
-    near = [i for i in found.order[1:] if found.mean[i] - found.mean[best] <= found.distance]
-    apart = f"Mean ranks that differ by more than {found.distance:.2f} differ (Nemenyi, 5 %)."
+    best, last = result.order[0], result.order[-1]
+    near = [i for i in result.order[1:] if result.mean[i] - result.mean[best] <= result.distance]
+    apart = f"Mean ranks that differ by more than {result.distance:.2f} differ (Nemenyi, 5 %)."
     if last in near:
         return f"{test} {apart} No two labels do: more conditions are needed to say which."
     with_it = f", and cannot be told from {joined([tables.labels[i] for i in near])}" if near else ", before all others"

@@ -1,6 +1,6 @@
 """The tables of a study: a row a trial, a row an evaluation, a row a client, read from the trials' run folders.
 
-`docs/study.md` says what the columns mean.
+`docs/guides/study.md` says what the columns mean.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DONE = ("finished", "stopped")
 SENT = ("floats", "bytes_up", "bytes_down")
 """What has been sent, floats both ways."""
 TO_TARGET = ("target/rounds", *(f"target/{what}" for what in SENT), "target/virtual_s")
-COUNTED = ("clients", "void_attempts", "rounds_done", *SENT)
+COUNTED = ("clients", "aborted_attempts", "rounds_done", *SENT)
 """Whole numbers, missing where a trial failed."""
 WALL_CLOCK = ("seconds",)
 """Columns that differ from one time to the next."""
@@ -84,9 +84,9 @@ class Tables:
     @property
     def metrics(self) -> list[str]:
         """The metrics, the target's first."""
-        found = [c.removeprefix("final/") for c in self.study.columns if c.startswith("final/")]
+        result = [c.removeprefix("final/") for c in self.study.columns if c.startswith("final/")]
         first = self.target.metric.removeprefix("eval/") if self.target else ""
-        return sorted(found, key=lambda m: m != first)
+        return sorted(result, key=lambda m: m != first)
 
     def write(self, folder: Path) -> None:
         """Write the three as Parquet, each at once."""
@@ -116,7 +116,7 @@ def collect(entries: Sequence[Entry], varied: Mapping[str, Sequence[Any]], targe
         rows.append({**keys, "status": run.summary["status"], "error": None, **_row(run, curve, part, target)})
         curves.append(curve.assign(**keys)[[*keys, *curve.columns]])
         counts.append(part.assign(**keys)[[*keys, *part.columns]])
-        runs.append(replace(run, phases={}, fates={}, clients={}))
+        runs.append(replace(run, phases={}, outcomes={}, clients={}))
     study: Frame = pd.DataFrame(rows)
     study = study[list(_order(study.columns, list(entries[0].keys)))]
     return Tables(
@@ -136,7 +136,7 @@ def _number(value: Any) -> bool:
 def evaluations(run: Run) -> Frame:
     """A row an evaluation: rounds done, what it took and what was sent by then, and `eval/<metric>`."""
     columns = [f"eval/{m}" for m in run.metrics]
-    done = run.rounds.get("completed", np.empty(0))
+    done = run.rounds.get("rounds_completed", np.empty(0))
     none = np.zeros(len(done))
     total = lambda name: run.rounds.get(f"total/{name}", none)  # noqa: E731
     sent = {"floats": total("floats_up") + total("floats_down"), **{name: total(name) for name in SENT[1:]}}
@@ -144,37 +144,40 @@ def evaluations(run: Run) -> Frame:
     y = {c: run.rounds.get(c, np.full(len(done), np.nan)) for c in columns}
     start = {c: run.summarised("initial", c) for c in columns}
     first = pd.DataFrame([dict.fromkeys(x, 0.0) | {c: math.nan if v is None else v for c, v in start.items()}])
-    found: Frame = pd.concat([first, pd.DataFrame(x | y)], ignore_index=True).astype(
+    result: Frame = pd.concat([first, pd.DataFrame(x | y)], ignore_index=True).astype(
         {"round": "int64", **dict.fromkeys(SENT, "int64")}
     )
-    return found[found[columns].notna().any(axis=1)].reset_index(drop=True) if columns else found.iloc[:0]
+    return result[result[columns].notna().any(axis=1)].reset_index(drop=True) if columns else result.iloc[:0]
 
 
 def participation(run: Run) -> Frame:
     """A row a client that was ever invited: in how many rounds it was invited, and in how many it was heard."""
-    if not {"round", "client", "fate"} <= set(run.fates):
-        return pd.DataFrame({"client": [], "invited": [], "heard": []}, dtype="int64")
+    if not {"round", "client", "outcome"} <= set(run.outcomes):
+        return pd.DataFrame({"client": [], "invited": [], "completed": []}, dtype="int64")
     rows: Frame = (
-        pd.DataFrame({c: run.fates[c] for c in ("round", "client")}).astype("int64").assign(heard=answered(run))
+        pd.DataFrame({c: run.outcomes[c] for c in ("round", "client")}).astype("int64").assign(completed=answered(run))
     )
-    by_round = rows.groupby(["client", "round"])["heard"].max().groupby("client")
-    found = pd.DataFrame({"invited": by_round.size(), "heard": by_round.sum()})
-    return found.astype("int64").reset_index()
+    by_round = rows.groupby(["client", "round"])["completed"].max().groupby("client")
+    result = pd.DataFrame({"invited": by_round.size(), "completed": by_round.sum()})
+    return result.astype("int64").reset_index()
 
 
 def _row(run: Run, curve: Frame, part: Frame, target: Target | None) -> dict[str, Any]:
     size = run.get("population", "clients") or len(part)
-    heard = part["heard"].to_numpy()
+    heard = part["completed"].to_numpy()
     row: dict[str, Any] = {"clients": size}
     for section in ("final", "best", *(["selected"] if run.section("selected") else [])):
         row |= {f"{section}/{m}": run.summarised(section, f"eval/{m}") for m in run.metrics}
     if target is not None:
         row |= dict(zip(TO_TARGET, reached(curve, target), strict=True))
-    row |= {"gini": gini(heard[heard > 0], size), "never_heard": 1 - float((heard > 0).sum()) / size}
-    row |= {"heard_share": _share(run, "heard", "merged_stale"), "offline_share": _share(run, "offline")}
+    row |= {"gini": gini(heard[heard > 0], size), "never_completed": 1 - float((heard > 0).sum()) / size}
+    row |= {
+        "completed_share": _share(run, "completed", "merged_stale"),
+        "unavailable_share": _share(run, "unavailable"),
+    }
     attempts: Any = pd.Series(run.phases.get("attempt", np.empty(0)), dtype=float)
-    void = attempts.groupby(run.phases.get("round", np.empty(0))).max().sum()
-    row |= {"void_attempts": int(void), "rounds_done": run.rounds_done}
+    aborted = attempts.groupby(run.phases.get("round", np.empty(0))).max().sum()
+    row |= {"aborted_attempts": int(aborted), "rounds_done": run.rounds_done}
     sent = {name: int(run.total(name) or 0) for name in ("floats_up", "floats_down", *SENT[1:])}
     row |= {"floats": sent["floats_up"] + sent["floats_down"], **{name: sent[name] for name in SENT[1:]}}
     return row | {"virtual_s": run.total("virtual_s"), "seconds": run.summarised("seconds")}
@@ -205,8 +208,8 @@ def _order(columns: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
 
 def interval(values: np.ndarray) -> tuple[float, float]:
     """Mean of the finite values and half the width of its 95 % t-interval; nan where there are too few."""
-    found = difference(values)
-    return found.mean, found.half
+    result = difference(values)
+    return result.mean, result.half
 
 
 def paired(these: Frame, those: Frame, column: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What run folders hold, read into memory, and the arithmetic a report does on it."""
+"""Contents of run folders, read into memory, and the arithmetic that a report does on them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fedfleet.report.curves import Curve, at
 from fedfleet.simulator.errors import ConfigError, one_line
 
 Table = dict[str, np.ndarray]  # columns (n,): float64 with nan for null, or str objects
-COUNTS = ("seconds", "invited", "heard", "stale", "merged_stale", "late", "failed", "offline", "client_steps")
+COUNTS = ("seconds", "invited", "completed", "stale", "merged_stale", "late", "failed", "unavailable", "client_steps")
 COUNTS += ("floats_up", "floats_down", "bytes_up", "bytes_down", "virtual_s")
-FATES = ("heard", "stale", "late", "failed", "offline")
+OUTCOMES = ("completed", "stale", "late", "failed", "unavailable")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Run:
     summary: dict[str, Any]
     rounds: Table
     phases: Table
-    fates: Table
+    outcomes: Table
     clients: Table
     domains: Table
     classes: Table
@@ -89,7 +89,7 @@ class Run:
 
     def final(self, metric: str) -> float | None:
         """The summary's final value, else that of the last evaluation (a run that was killed has no summary)."""
-        values = self.curve(f"eval/{metric}", "completed")[1]
+        values = self.curve(f"eval/{metric}", "rounds_completed")[1]
         known = self.summarised("final", f"eval/{metric}")
         return known if known is not None else float(values[-1]) if len(values) else None
 
@@ -117,38 +117,38 @@ def gini(counts: np.ndarray, size: int) -> float:
     return float(((2 * rank - size - 1) * ordered).sum() / (size * ordered.sum()))
 
 
-def heard_counts(run: Run) -> tuple[np.ndarray, int] | None:
-    """In how many rounds each heard client was heard (n,), and the population's size. None without fates or clients."""
-    found = heard_clients(run)
-    return None if found is None else found[1:]
+def completed_counts(run: Run) -> tuple[np.ndarray, int] | None:
+    """In how many rounds each heard client was heard (n,), and the population's size. None without outcomes or clients."""
+    result = heard_clients(run)
+    return None if result is None else result[1:]
 
 
 def heard_clients(run: Run) -> tuple[np.ndarray, np.ndarray, int] | None:
-    """The clients that were heard (n,), in how many rounds (n,), and the population's size. None without fates or clients.
+    """The clients that were heard (n,), in how many rounds (n,), and the population's size. None without outcomes or clients.
 
-    A stale reply counts, for the algorithm used it; what a client sent in a void attempt does not; a client heard in two
+    A stale reply counts, for the algorithm used it; what a client sent in an aborted attempt does not; a client heard in two
     phases of a round counts once.
     """
-    if not {"round", "client", "fate"} <= set(run.fates) or not len(run.fates["client"]):
+    if not {"round", "client", "outcome"} <= set(run.outcomes) or not len(run.outcomes["client"]):
         return None
     used = answered(run)
-    rounds, when = np.unique(run.fates["round"][used], return_inverse=True)
-    clients, who = np.unique(run.fates["client"][used], return_inverse=True)
+    rounds, when = np.unique(run.outcomes["round"][used], return_inverse=True)
+    clients, who = np.unique(run.outcomes["client"][used], return_inverse=True)
     once = np.unique(who * len(rounds) + when)
     known = run.get("population", "clients")
-    size = max(known if isinstance(known, int) else 0, len(np.unique(run.fates["client"])))
+    size = max(known if isinstance(known, int) else 0, len(np.unique(run.outcomes["client"])))
     return clients, np.bincount(once // max(1, len(rounds)), minlength=len(clients)), size
 
 
 def answered(run: Run) -> np.ndarray:
-    """Which rows of the fates (n,) are answers that the algorithm used: heard or stale, in the last attempt at their round."""
-    used = np.isin(run.fates["fate"], ("heard", "stale"))
-    if "attempt" not in run.fates:
+    """Which rows of the outcomes (n,) are answers that the algorithm used: heard or stale, in the last attempt at their round."""
+    used = np.isin(run.outcomes["outcome"], ("completed", "stale"))
+    if "attempt" not in run.outcomes:
         return used
-    rounds, row = np.unique(run.fates["round"], return_inverse=True)
+    rounds, row = np.unique(run.outcomes["round"], return_inverse=True)
     last = np.zeros(len(rounds))
-    np.maximum.at(last, row, run.fates["attempt"])
-    return used & (run.fates["attempt"] == last[row])
+    np.maximum.at(last, row, run.outcomes["attempt"])
+    return used & (run.outcomes["attempt"] == last[row])
 
 
 def domain_columns(groups: Mapping[str, Sequence[Run]]) -> list[str]:
@@ -195,23 +195,25 @@ def at_equal_traffic(groups: Sequence[Sequence[Run]], metric: str, unit: str) ->
         return None
     where = np.array([least])
     curves = [[run.curve(f"eval/{metric}", f"total/{unit}_up") for run in runs] for runs in groups]
-    found = [np.concatenate([at(x, y, where) for x, y in group]) for group in curves]
-    return (least, found) if np.isfinite(np.concatenate(found)).any() else None
+    result = [np.concatenate([at(x, y, where) for x, y in group]) for group in curves]
+    return (least, result) if np.isfinite(np.concatenate(result)).any() else None
 
 
-def fate_shares(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray] | None:
-    """The share of each fate by round, mean over runs: rounds (n,) and shares (n, 5), columns as in `FATES`; or None.
+def outcome_shares(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray] | None:
+    """The share of each outcome by round, mean over runs: rounds (n,) and shares (n, 5), columns as in `OUTCOMES`; or None.
 
-    Counted in the fates table, which knows stale replies, or where that is missing taken from the counts of the rounds.
+    Counted in the outcomes table, which knows stale replies, or where that is missing taken from the counts of the rounds.
     """
     rounds, shares = [], []
     for run in runs:
-        if {"round", "fate"} <= set(run.fates) and len(run.fates["round"]):
-            index, at_row = np.unique(run.fates["round"], return_inverse=True)
-            counts = np.stack([np.bincount(at_row, run.fates["fate"] == fate, len(index)) for fate in FATES], axis=1)
-        elif {"round", "heard"} <= set(run.rounds):
+        if {"round", "outcome"} <= set(run.outcomes) and len(run.outcomes["round"]):
+            index, at_row = np.unique(run.outcomes["round"], return_inverse=True)
+            counts = np.stack(
+                [np.bincount(at_row, run.outcomes["outcome"] == outcome, len(index)) for outcome in OUTCOMES], axis=1
+            )
+        elif {"round", "completed"} <= set(run.rounds):
             index, none = run.rounds["round"], np.zeros(len(run.rounds["round"]))
-            counts = np.nan_to_num(np.stack([run.rounds.get(fate, none) for fate in FATES], axis=1))
+            counts = np.nan_to_num(np.stack([run.rounds.get(outcome, none) for outcome in OUTCOMES], axis=1))
         else:
             continue
         asked = counts.sum(axis=1) > 0
@@ -253,7 +255,7 @@ def read(path: Path, checked: Sequence[str] = (*KEPT, *TOLD)) -> Run:
         summary=summary,
         rounds=_with_totals(_table(path / "rounds.parquet")),
         phases=_table(path / "phases.parquet"),
-        fates=_table(path / "fates.parquet"),
+        outcomes=_table(path / "outcomes.parquet"),
         clients=_table(path / "clients.parquet"),
         domains=_table(path / "domains.parquet"),
         classes=_table(path / "classes.parquet"),
@@ -266,7 +268,7 @@ def _with_totals(rounds: Table) -> Table:
         return {}
     _, last = np.unique(rounds["round"][::-1], return_index=True)
     rounds = {name: values[::-1][last] for name, values in rounds.items() if values.dtype == np.float64}
-    rounds["completed"] = rounds["round"] + 1
+    rounds["rounds_completed"] = rounds["round"] + 1
     for count in COUNTS:
         if count in rounds and not np.isnan(rounds[count]).all():
             rounds[f"total/{count}"] = np.nancumsum(rounds[count])
@@ -292,7 +294,7 @@ def _column(series: Any) -> np.ndarray:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return json_of(path)
+        return json_of(path, {"packages": dict})
     except FileNotFoundError:
         return {}
     except ConfigError as error:

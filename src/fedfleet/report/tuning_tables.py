@@ -1,4 +1,4 @@
-"""What a search for hyper-parameters has found, as its report and the terminal show it."""
+"""Findings of a search for hyper-parameters, as its report and the terminal show them."""
 
 from __future__ import annotations
 
@@ -151,11 +151,11 @@ class Winners:
     @property
     def to_extend(self) -> list[str]:
         """Return lines that say which grids are to be extended, and where."""
-        found: dict[tuple[str, str], list[str]] = {}
+        result: dict[tuple[str, str], list[str]] = {}
         for each in self.each:
             for edge in each.edges.items():
-                found.setdefault(edge, []).append(each.name)
+                result.setdefault(edge, []).append(each.name)
         return [
             f"{key}: extend the grid {where}: {joined(names)} {'is' if len(names) == 1 else 'are'} at its edge"
-            for (key, where), names in found.items()
+            for (key, where), names in result.items()
         ]

@@ -12,16 +12,16 @@ NAMES = ("name", "kind")
 
 def names(values: Sequence[Any]) -> list[str]:
     """Return a name for each of some different values: of mappings their own, with what else differs among those of one name."""
-    found = []
+    result = []
     for value in values:
         if not isinstance(value, Mapping):
-            found.append(plain(value))
+            result.append(plain(value))
             continue
         alike = [v for v in values if isinstance(v, Mapping) and _own(v) == _own(value)]
         alike = alike if len(alike) > 1 or _own(value) else [{}]
         differs = {k: v for k, v in value.items() if k not in NAMES and any(k not in a or a[k] != v for a in alike)}
-        found.append(" ".join(filter(None, [_own(value), *(f"{k}={plain(v)}" for k, v in differs.items())])) or "{}")
-    return found if len(set(found)) == len(found) else [plain(value) for value in values]
+        result.append(" ".join(filter(None, [_own(value), *(f"{k}={plain(v)}" for k, v in differs.items())])) or "{}")
+    return result if len(set(result)) == len(result) else [plain(value) for value in values]
 
 
 def plain(value: Any) -> str:

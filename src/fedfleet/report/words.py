@@ -1,4 +1,4 @@
-"""How a report writes numbers and words: quantities, lengths of time, shares, means with their spread, lists."""
+"""Numbers and words of reports: quantities, lengths of time, shares, means with their spread, lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is told how a run goes: callbacks, and the trackers among them, a file a tracker. None of them changes a bit of it.
+"""Callbacks, which are told how a run goes, and trackers, a file a tracker. None of them changes a bit of it.
 
-May import: files, simulator.
+May import: files, simulator, simulator.arithmetic.
 """

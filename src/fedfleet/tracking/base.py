@@ -1,4 +1,4 @@
-"""What trackers share: which numbers go where, and where to go on after a resume."""
+"""The base of trackers: which numbers go where, and where to go on after a resume."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Tracker(Callback, ABC):
         """Enter the summary."""
         self.close(summary)
 
-    def _enter(self, step: int, found: Mapping[str, Any]) -> None:
-        known = numbers(found)
+    def _enter(self, step: int, result: Mapping[str, Any]) -> None:
+        known = numbers(result)
         self._step, self._entered = step, frozenset(known)
         if known:
             self.log(step, known)
@@ -64,7 +64,7 @@ class Tracker(Callback, ABC):
         """Begin, or go on."""
 
     @abstractmethod
-    def log(self, step: int, found: Mapping[str, float]) -> None:
+    def log(self, step: int, result: Mapping[str, float]) -> None:
         """Enter finite numbers after so many rounds."""
 
     @abstractmethod
@@ -76,24 +76,24 @@ class Tracker(Callback, ABC):
         """Enter the summary, and end."""
 
 
-def numbers(found: Mapping[str, Any]) -> dict[str, float]:
+def numbers(result: Mapping[str, Any]) -> dict[str, float]:
     """Return the finite numbers among values."""
-    return {k: v for k, v in found.items() if isinstance(v, int | float) and type(v) is not bool and math.isfinite(v)}
+    return {k: v for k, v in result.items() if isinstance(v, int | float) and type(v) is not bool and math.isfinite(v)}
 
 
 def flat(node: Mapping[str, Any], at: str = "") -> dict[str, Any]:
     """Return leaves by dotted keys; lists are leaves."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in node.items():
         below = flat(value, f"{at}{key}.") if isinstance(value, Mapping) and value else {f"{at}{key}": value}
-        found |= below
-    return found
+        result |= below
+    return result
 
 
 def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a resolved configuration as hyper-parameters: flat, without where it is tracked; lists as text."""
-    found = flat({k: v for k, v in config.items() if k != "track"})
-    return {k: v if isinstance(v, int | float | str | bool) else json.dumps(v) for k, v in found.items()}
+    result = flat({k: v for k, v in config.items() if k != "track"})
+    return {k: v if isinstance(v, int | float | str | bool) else json.dumps(v) for k, v in result.items()}
 
 
 def concluded(summary: Mapping[str, Any]) -> dict[str, float]:

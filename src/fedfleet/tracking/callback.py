@@ -1,4 +1,4 @@
-"""What a run tells while it goes on, and how one that is told may end it."""
+"""Callbacks: what a run tells them while it goes on, and how one of them may end it."""
 
 from __future__ import annotations
 

@@ -36,11 +36,11 @@ class Csv(Tracker):
         self._last = -1
         self.where = str(self._path)
 
-    def log(self, step: int, found: Mapping[str, float]) -> None:
+    def log(self, step: int, result: Mapping[str, float]) -> None:
         """Add a line. One that has new columns, or belongs to the last line, has the file written anew."""
-        new = [name for name in found if name not in self._columns]
+        new = [name for name in result if name not in self._columns]
         self._columns += new
-        line = {STEP: step, **found}
+        line = {STEP: step, **result}
         if new or step == self._last:
             self._rewrite(line)
         else:

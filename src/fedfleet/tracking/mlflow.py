@@ -74,23 +74,23 @@ class Mlflow(Tracker):
         self.where = f"run {self._run} at {uri}"
 
     def _experiment(self) -> str:
-        found = self._client.get_experiment_by_name(self._options.experiment)
-        if found is not None:
-            return found.experiment_id
+        result = self._client.get_experiment_by_name(self._options.experiment)
+        if result is not None:
+            return result.experiment_id
         try:
             return self._client.create_experiment(self._options.experiment)
         except Exception:  # another run of a study may have made it meanwhile
-            found = self._client.get_experiment_by_name(self._options.experiment)
-            if found is None:
+            result = self._client.get_experiment_by_name(self._options.experiment)
+            if result is None:
                 raise
-            return found.experiment_id
+            return result.experiment_id
 
-    def log(self, step: int, found: Mapping[str, float]) -> None:
+    def log(self, step: int, result: Mapping[str, float]) -> None:
         """Keep what is not there yet for the next request."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        for key, value in found.items():
+        for key, value in result.items():
             if step > self._last.get(name := _name(key), -1):
                 self._waiting.append(Metric(name, value, now, step))
         if len(self._waiting) >= MOST or time.monotonic() - self._flushed > FLUSH_S:

@@ -38,5 +38,5 @@ def check_installed(track: Iterable[Any]) -> None:
 
 
 def _installed(package: str) -> bool:
-    found = find_spec(package)
-    return found is not None and found.origin is not None  # a folder wandb/ in the working directory is no package
+    result = find_spec(package)
+    return result is not None and result.origin is not None  # a folder wandb/ in the working directory is no package

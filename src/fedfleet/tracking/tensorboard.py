@@ -38,17 +38,17 @@ class TensorBoard(Tracker):
         self._file: Any = self._writer._get_file_writer()
         metrics = {k: 0.0 for k in run.initial}
         begin, columns, self._ended = hparams(parameters(run.config), metrics)
-        for found in (begin, columns):
-            self._file.add_summary(found)
+        for result in (begin, columns):
+            self._file.add_summary(result)
         self._writer.add_text("config", _code(run.config))
         self.where = f"tensorboard --logdir {folder}"
 
-    def log(self, step: int, found: Mapping[str, float]) -> None:
+    def log(self, step: int, result: Mapping[str, float]) -> None:
         """Write one event with all scalars."""
         from tensorboard.compat.proto import summary_pb2
 
         event = summary_pb2.Summary()  # pyright: ignore[reportAttributeAccessIssue]
-        for key, value in found.items():
+        for key, value in result.items():
             event.value.add(tag=key if "/" in key else f"{PREFIX}{key}", simple_value=value)
         self._file.add_summary(event, step)
 
@@ -65,6 +65,6 @@ class TensorBoard(Tracker):
         self._writer.close()
 
 
-def _code(found: Mapping[str, Any]) -> str:
+def _code(result: Mapping[str, Any]) -> str:
     """Return plain data as Markdown's code."""
-    return "".join(f"    {line}\n" for line in json.dumps(found, indent=2, default=str).splitlines())
+    return "".join(f"    {line}\n" for line in json.dumps(result, indent=2, default=str).splitlines())

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from fedfleet.files.writing import NO_LINK, write_text
+from fedfleet.files.writing import write_text
+from fedfleet.simulator.arithmetic.system import NO_LINK
 from fedfleet.simulator.registry import Options
 from fedfleet.tracking.base import Tracker, concluded, noted, parameters
 from fedfleet.tracking.callback import Begun
@@ -78,10 +79,10 @@ class Wandb(Tracker):
         self._rows, self._evaluations = map(int, text) if len(text) == 2 else (-1, -1)
         self.where = f"wandb sync {self._run.dir.removesuffix('/files')}" if self._run.offline else self._run.url
 
-    def log(self, step: int, found: Mapping[str, float]) -> None:
+    def log(self, step: int, result: Mapping[str, float]) -> None:
         """Enter what has not been entered."""
-        rows = {k: v for k, v in found.items() if not k.startswith("eval/") and step > self._rows}
-        evaluations = {k: v for k, v in found.items() if k.startswith("eval/") and step > self._evaluations}
+        rows = {k: v for k, v in result.items() if not k.startswith("eval/") and step > self._rows}
+        evaluations = {k: v for k, v in result.items() if k.startswith("eval/") and step > self._evaluations}
         if not rows and not evaluations:
             return
         self._run.log({**rows, **evaluations, STEP: step})

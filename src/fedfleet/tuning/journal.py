@@ -1,4 +1,4 @@
-"""What a search has decided and measured so far, a line an event, from which it goes on."""
+"""The journal of a search: what it decided and measured, a line an event. A resumed search goes on from it."""
 
 from __future__ import annotations
 

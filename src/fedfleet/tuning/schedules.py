@@ -1,4 +1,4 @@
-"""Which trial goes on next: successive halving, its asynchronous form, or every trial to its end.
+"""Schedules, which choose the trial that goes on next: successive halving, its asynchronous form, or all to the end.
 
 Successive halving (`sha`): Jamieson & Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization",
 AISTATS 2016. Its asynchronous form (`asha`), that promotes trials instead of stopping them: Li et al., "A system for massively
@@ -119,7 +119,7 @@ def winner(trials: Sequence[Trial]) -> Trial | None:
 def _ranked(there: Sequence[Trial], rung: int) -> list[Trial]:
     """Return the trials that have a score of a rung, the best first, of equally good ones the first drawn."""
     scored = [(score, t) for t in there if (score := t.scores[rung]) is not None]
-    return [t for _, t in sorted(scored, key=lambda found: (-found[0], found[1].number))]
+    return [t for _, t in sorted(scored, key=lambda result: (-result[0], result[1].number))]
 
 
 def _to_the_end(trials: Sequence[Trial], rungs: int) -> Step | None:

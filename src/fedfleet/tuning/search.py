@@ -16,13 +16,13 @@ from typing import Any
 
 from fedfleet.config import schema as C
 from fedfleet.config import tuning
-from fedfleet.config.made import typed
+from fedfleet.config.plugins import typed
 from fedfleet.config.population import Data
 from fedfleet.config.schema import Config
 from fedfleet.config.search import Distribution
 from fedfleet.config.trust import dumped
 from fedfleet.config.tuning import Tuning
-from fedfleet.experiments import campaign, trials
+from fedfleet.experiments import campaign, sweep
 from fedfleet.experiments.progress import Progress
 from fedfleet.experiments.runfolder import LOCK, claim, locked
 from fedfleet.experiments.same_run import WHERE, differences, without
@@ -82,8 +82,8 @@ class Search:
     def best(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return what is to be given for a run with these values, as plain data."""
         config = C.with_overrides(self.config, {**values, "tune": None})
-        found = config.model_dump(mode="json", exclude_unset=True)
-        return {k: v for k, v in found.items() if v is not None or k != "tune"}
+        result = config.model_dump(mode="json", exclude_unset=True)
+        return {k: v for k, v in result.items() if v is not None or k != "tune"}
 
 
 def prepare(
@@ -119,7 +119,7 @@ def prepare(
     search = Search(config, base, given, space, rungs, searchers.wanted(given, space), seeds, data, name)
     progress.say(f"{search.told}checking the first trial")
     first = search.trial(0, searchers.drawn(given, space, [], rungs), seeds[0])
-    x = campaign.prepare(trials.Trial(first, "" if name else first.label or "", "."), data)
+    x = campaign.prepare(sweep.Trial(first, "" if name else first.label or "", "."), data)
     tuning.check_measured(given.metric, x.metric_names())
     return search
 
@@ -249,9 +249,9 @@ class _Tuner:
             return
         del self._errors[step]
         of = self._search.given
-        found = [_value(of, folder(self.out, step.trial, each), errors[each]) for each in self._search.seeds]
-        wrong = next((wrong for _, wrong in found if wrong is not None), None)
-        self._measured(step, None if wrong else statistics.fmean(value for value, _ in found), wrong)
+        result = [_value(of, folder(self.out, step.trial, each), errors[each]) for each in self._search.seeds]
+        wrong = next((wrong for _, wrong in result if wrong is not None), None)
+        self._measured(step, None if wrong else statistics.fmean(value for value, _ in result), wrong)
 
     def _measured(self, step: Step, mean: float | None, error: str | None) -> None:
         s = self._search
@@ -266,13 +266,13 @@ def folder(out: Path, trial: int, seed: int) -> Path:
     return out / "trials" / f"{trial:03}" / f"seed-{seed}"
 
 
-def _value(given: Tuning, run: Path, error: str | None) -> tuple[float, str | None]:
+def _value(options: Tuning, run: Path, error: str | None) -> tuple[float, str | None]:
     """Return what a run that has ended is compared by, and why it counts as failed, if it does."""
     summary = summary_of(run)
     error = error or summary.get("error") or summary.get("diverged")
-    value = (summary.get("final" if given.of == "last" else "best") or {}).get(given.metric)
+    value = (summary.get("final" if options.of == "last" else "best") or {}).get(options.metric)
     if error is None and (value is None or not math.isfinite(value)):
-        error = f"{given.metric} is not a number"
+        error = f"{options.metric} is not a number"
     return (math.nan if value is None else value), error
 
 

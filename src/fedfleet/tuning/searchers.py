@@ -1,7 +1,8 @@
-"""Who draws the next trial: chance, a grid, or Optuna's tree-structured Parzen estimator.
+"""Searchers, which draw the next trial: by chance, from a grid, or by Optuna's tree-structured Parzen estimator.
 
-What is drawn is a function of the seed, the trial's number and, for ``tpe``, of what is known then: the estimator is made anew each
-time (Bergstra et al., "Algorithms for hyper-parameter optimization", NeurIPS 2011), so nothing of it need be kept or resumed.
+A draw is a function of the seed, the trial's number and, for ``tpe``, of what is known then. That estimator is made
+anew each time (Bergstra et al., "Algorithms for hyper-parameter optimization", NeurIPS 2011), so nothing of it has to
+be kept or resumed.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ def grid(space: Space) -> list[dict[str, Any]]:
     return [dict(zip(space, point, strict=True)) for point in itertools.product(*values)]
 
 
-def wanted(given: Tuning, space: Space) -> int:
+def wanted(options: Tuning, space: Space) -> int:
     """Return how many trials are drawn in all."""
-    return len(grid(space)) if given.trials is None else given.trials
+    return len(grid(space)) if options.trials is None else options.trials
 
 
-def drawn(given: Tuning, space: Space, trials: Sequence[Trial], rungs: Sequence[int]) -> dict[str, Any]:
+def drawn(options: Tuning, space: Space, trials: Sequence[Trial], rungs: Sequence[int]) -> dict[str, Any]:
     """Return the values of the next trial. ``rungs`` are in rounds."""
     number = len(trials)
-    if given.searcher == "grid":
+    if options.searcher == "grid":
         return grid(space)[number]
-    if given.searcher == "tpe" and sum(bool(t.scores) for t in trials) >= STARTUP:
-        return _suggested(given, space, trials, rungs)
-    return {key: distribution.at(_uniform(given.seed, number, key)) for key, distribution in space.items()}
+    if options.searcher == "tpe" and sum(bool(t.scores) for t in trials) >= STARTUP:
+        return _suggested(options, space, trials, rungs)
+    return {key: distribution.at(_uniform(options.seed, number, key)) for key, distribution in space.items()}
 
 
 def _uniform(seed: int, number: int, *what: str) -> float:
@@ -65,15 +66,15 @@ def imported() -> Any:
     return optuna
 
 
-def _suggested(given: Tuning, space: Space, trials: Sequence[Trial], rungs: Sequence[int]) -> dict[str, Any]:
+def _suggested(options: Tuning, space: Space, trials: Sequence[Trial], rungs: Sequence[int]) -> dict[str, Any]:
     optuna = imported()
-    seed = int(_uniform(given.seed, len(trials)) * 2**32)
+    seed = int(_uniform(options.seed, len(trials)) * 2**32)
     with warnings.catch_warnings(action="ignore"):  # options of Optuna's that are called experimental
         sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=0, multivariate=True, constant_liar=True)
         study = optuna.create_study(direction="maximize", sampler=sampler)
         study.add_trials([_told(optuna, space, t, rungs) for t in trials])
-        found = study.ask(_distributions(optuna, space)).params
-    return {key: d.values[found[key]] if isinstance(d, Choice) else found[key] for key, d in space.items()}
+        result = study.ask(_distributions(optuna, space)).params
+    return {key: d.values[result[key]] if isinstance(d, Choice) else result[key] for key, d in space.items()}
 
 
 def _told(optuna: Any, space: Space, trial: Trial, rungs: Sequence[int]) -> optuna.trial.FrozenTrial:
@@ -96,18 +97,18 @@ def _numbers(space: Space, trial: Trial) -> dict[str, Any]:
 
 
 def _distributions(optuna: Any, space: Space) -> dict[str, Any]:
-    found = {}
+    result = {}
     for key, d in space.items():
         if isinstance(d, Choice):
-            found[key] = optuna.distributions.CategoricalDistribution(tuple(range(len(d.values))))
+            result[key] = optuna.distributions.CategoricalDistribution(tuple(range(len(d.values))))
         elif d.whole or isinstance(d.low, int):
-            found[key] = optuna.distributions.IntDistribution(
+            result[key] = optuna.distributions.IntDistribution(
                 int(d.low), int(d.high if d.step is None else d.at(1 - 1e-12)), log=d.log, step=int(d.step or 1)
             )
         else:
             high = d.high if d.step is None else d.at(1 - 1e-12)
-            found[key] = optuna.distributions.FloatDistribution(d.low, high, log=d.log, step=d.step)
-    return found
+            result[key] = optuna.distributions.FloatDistribution(d.low, high, log=d.log, step=d.step)
+    return result
 
 
 def importances(space: Space, trials: Sequence[Trial]) -> dict[str, float]:

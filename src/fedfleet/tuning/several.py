@@ -21,7 +21,7 @@ from fedfleet.config.schema import SECTIONS, SHORT, Config
 from fedfleet.config.search import space
 from fedfleet.config.trust import dumped
 from fedfleet.experiments import campaign
-from fedfleet.experiments import trials as grids
+from fedfleet.experiments import sweep as grids
 from fedfleet.experiments.progress import Progress
 from fedfleet.experiments.runfolder import claim, locked
 from fedfleet.experiments.same_run import leaves
@@ -147,8 +147,8 @@ def _check_apart(config: Config, point: grids.Trial) -> None:
 def own(config: Config, point: grids.Trial) -> dict[str, Any]:
     """Return what a point's label sets, by dotted keys; a name that stands for a mapping has the key of the name."""
     said = (config.compare or {}).get(point.label) or {}
-    found = dict(leaves(said)) if said else {}
-    return {f"{k}.{SHORT[k]}" if k in SHORT and isinstance(v, str) else k: v for k, v in found.items()}
+    result = dict(leaves(said)) if said else {}
+    return {f"{k}.{SHORT[k]}" if k in SHORT and isinstance(v, str) else k: v for k, v in result.items()}
 
 
 def _fitted(config: Config, plan: Sequence[grids.Trial]) -> list[grids.Trial]:
@@ -170,14 +170,14 @@ def _lacking(config: Config, point: grids.Trial) -> dict[str, ConfigError]:
     """Return the keys searched by all that a point has no option for, and what is said of each."""
     assert point.config.tune is not None
     mine = {key.removeprefix(SEARCH) for key in own(config, point)}
-    base, found = searching.shared(point.config), {}
+    base, result = searching.shared(point.config), {}
     for key, distribution in space(point.config.tune.search).items():
         if key not in mine and not _has(base, key):
             try:
                 C.with_overrides(base, {key: distribution.probes()[0]})
             except ConfigError as e:
-                found[key] = e
-    return found
+                result[key] = e
+    return result
 
 
 def _has(node: Any, key: str) -> bool:
@@ -203,16 +203,16 @@ def _without(point: grids.Trial, keys: Sequence[str]) -> grids.Trial:
 
 def _told(point: grids.Trial, keys: Sequence[str]) -> grids.Trial:
     """Return a point that does not search some keys, and says so. Raises ConfigError where nothing is left."""
-    found = _without(point, keys)
-    assert found.config.tune is not None
-    if keys and not found.config.tune.search:
+    result = _without(point, keys)
+    assert result.config.tune is not None
+    if keys and not result.config.tune.search:
         what = joined([f"{SEARCH}{key}" for key in keys])
         raise ConfigError(
             f"run {point.name!r}: {what}: it has no such option, and nothing else is searched: give its label a distribution, such "
             f"as tune.search.algorithm.lr, or leave it out"
         )
     lost = [f"{SEARCH}{key}: {_owner(point.config, key)} has no such option" for key in keys]
-    return replace(found, lost=(*point.lost, *lost))
+    return replace(result, lost=(*point.lost, *lost))
 
 
 def _owner(config: Config, key: str) -> str:

@@ -13,7 +13,7 @@ from fedfleet.config import schema as C
 from fedfleet.config.schema import Config
 from fedfleet.config.search import Choice, Distribution
 from fedfleet.experiments import campaign
-from fedfleet.experiments import trials as grids
+from fedfleet.experiments import sweep as grids
 from fedfleet.experiments.same_run import differences, leaves
 from fedfleet.files import parquet
 from fedfleet.files.writing import write_text
@@ -21,7 +21,7 @@ from fedfleet.report.tuning_tables import Findings, Winner, Winners
 from fedfleet.report.winners_page import write_winners_report
 from fedfleet.report.words import number
 from fedfleet.simulator.errors import ConfigError
-from fedfleet.tuning.found import BEST
+from fedfleet.tuning.findings import BEST
 from fedfleet.tuning.schedules import Trial, winner
 from fedfleet.tuning.search import Search
 from fedfleet.tuning.several import Cell, Searches, own
@@ -70,15 +70,15 @@ def _winner(result: Result) -> Winner:
     )
 
 
-def table(found: Winners) -> pd.DataFrame:
+def table(result: Winners) -> pd.DataFrame:
     """Return a row a search: its label and point, the winner's values, and how it did."""
     rows = [
         {
             "label": each.label,
             "algorithm": each.algorithm,
-            **{key: each.point.get(key) for key in found.varied},
-            **{key: each.row.get(key) for key in found.keys},
-            "metric": found.metric,
+            **{key: each.point.get(key) for key in result.varied},
+            **{key: each.row.get(key) for key in result.keys},
+            "metric": result.metric,
             "value": each.row.get("value"),
             "trial": each.found.winner,
             "rounds": each.row.get("rounds"),
@@ -87,10 +87,10 @@ def table(found: Winners) -> pd.DataFrame:
             "error": each.found.failure,
             "folder": each.folder,
         }
-        for each in found.each
+        for each in result.each
     ]
     frame = pd.DataFrame(rows)
-    for key in (*found.varied, *found.keys):
+    for key in (*result.varied, *result.keys):
         if not all(value is None or _is_number(value) for value in (row[key] for row in rows)):
             frame[key] = [None if row[key] is None else str(row[key]) for row in rows]
     return frame
@@ -148,14 +148,14 @@ def _best(config: Config, results: Sequence[Result]) -> str | None:
     """Return the configuration that was given with a label of ``compare`` for each winner, to be run as it is."""
     top = C.with_overrides(config, {"tune": None, "compare": None, "vary": None})
     compare, about = {}, []
-    for (point, search), found, trials in results:
+    for (point, search), result, trials in results:
         best = winner(trials)
         if best is None:
             about.append(f"# {point.name}: no winner: all trials failed.")
             continue
-        row = found.rows[best.number]
+        row = result.rows[best.number]
         about.append(
-            f"# {point.name}: trial {best.number}: {found.metric} {row['value']:.6g} after {row['rounds']} rounds."
+            f"# {point.name}: trial {best.number}: {result.metric} {row['value']:.6g} after {row['rounds']} rounds."
         )
         compare[point.name] = _entry(config, top, point, C.with_overrides(search.config, {**best.values, "tune": None}))
     if not compare:

@@ -1,4 +1,4 @@
-"""What a command says where it refuses: one line with the key first, and exit status 2."""
+"""Checks of a command that refuses: one line with the key first, and exit status 2."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from functools import partial
+from io import StringIO
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from tests.front.commands.lines import all_told
 
 TINY = {
     "population": {"clients": 20}, "task": {"name": "auc", "model": "mlp", "hidden": [4]},
-    "algorithm": {"name": "cdma_ada", "steps": 2, "batch_size": 5}, "cohort": {"invite": 8, "respond": "siwer"},
+    "algorithm": {"name": "cdma_ada", "steps": 2, "batch_size": 5}, "cohort": {"size": 8, "wait_for": "siwer"},
     "availability": {"kind": "bernoulli", "rate": 0.9}, "executor": {"kind": "local", "block_size": 3},
     "evaluation": {"every": 2},
 }  # fmt: skip
@@ -177,7 +178,7 @@ class Slow(LocalExecutor):
 
 
 def test_what_is_timed_is_what_takes_time(monkeypatch):
-    x, slow = tiny(**{"cohort.respond": "all", "availability": "always"}), Slow()
+    x, slow = tiny(**{"cohort.wait_for": "all", "availability": "always"}), Slow()
     monkeypatch.setattr(timed, "perf_counter", lambda: slow.now)
     executor = TimedExecutor(slow)
     final_model(x, executor, rounds=2)
@@ -193,25 +194,21 @@ def test_what_is_timed_is_what_takes_time(monkeypatch):
     assert executor.phases == {}
 
 
-def test_bench_prints_and_writes_the_same(bench_command, tmp_path):
+def test_bench_shows_what_it_measured(bench_command, tmp_path):
     assert bench_command("seeds=[4, 5]", "--rounds", 1)[0] == 0  # the first is measured
-    status, out, error = bench_command("--rounds", 2, "--json", tmp_path / "found.json")
+    status, out, error = bench_command("--rounds", 2)
     assert status == 0
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found["rounds"] == 2
     for text in ("cdma_ada on auc", *bench.DRIVER, "phase gradient", "phase update", "idle", "evaluations: 1"):
         assert text in out
-    assert f"{1000 * found['wall_seconds_per_round']:,.2f}" in out
     assert error.startswith("starting: cdma_ada on auc")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["found.json", "tiny.yaml"]
+    assert [p.name for p in tmp_path.iterdir()] == ["tiny.yaml"]
 
 
 def test_a_mistake_is_told_in_one_line(subtests, bench_command):
     rows = [
-        (["cohort.invite=21"], "cohort.invite=21"),
+        (["cohort.size=21"], "cohort.size=21"),
         (["--rounds", "0"], "Invalid value for '--rounds'"),
         (["--seconds", "-1"], "Invalid value for '--seconds'"),
-        (["--json", "no/such/folder/file.json"], "--json='no/such/folder/file.json'"),
         (["compare={a: {}, b: {seed: 1}}"], "compare.b.seed"),
         (["compare={a: {}, b: {algorithm.lr: 0.5}}"], "compare="),
         (["vary.algorithm.lr=[0.5, 0.25]", "--rules"], "vary={'algorithm.lr': [0.5, 0.25]}: 2 different runs"),
@@ -226,12 +223,13 @@ def test_diverged_training_is_a_failure(bench_command):
 
 
 @pytest.mark.slow
-def test_rules_prints_keys_that_a_configuration_accepts(bench_command, tmp_path):
-    status, out, _ = bench_command("--rules", "--rounds", 1, "--json", tmp_path / "found.json")
-    assert status == 0
+def test_rules_prints_keys_that_a_configuration_accepts(bench_command):
+    found = json.loads(bench_command("--rules", "--rounds", 1, "--json")[1])
+    told = StringIO()
+    rules.show(found, Console(file=told, width=200))
+    out = told.getvalue()
     (keys,) = [line.removeprefix("fastest: ").split() for line in out.splitlines() if line.startswith("fastest: ")]
     (section,) = [line.removeprefix("in YAML: ") for line in out.splitlines() if line.startswith("in YAML: ")]
-    found = json.loads((tmp_path / "found.json").read_text())
     best = found["best"]
     for config in (load(TINY, keys), load(TINY, yaml.safe_load(section))):
         assert (config.executor.inner, config.executor.block_size) == (best["inner"], best["block_size"])
@@ -241,7 +239,6 @@ def test_rules_prints_keys_that_a_configuration_accepts(bench_command, tmp_path)
     assert {row["block_size"] for row in rows if row["inner"] == "serial"} == {1, 2, 4, 8}
     assert found["rule"]["relative"] == 1
     assert all(row["seconds_per_round"] > 0 for row in rows if row["turns"])
-    assert "rule" in out
 
 
 def test_rules_ends_after_its_seconds_and_always_measures_the_rule():
@@ -300,7 +297,7 @@ def test_in_a_mean_nothing_comes_back_for_each_client():
     """Blocks of one client and of four send as much: the sum."""
     returned = []
     for size in (1, 4):
-        x = tiny(**{"cohort.respond": "all", "availability": "always", "executor.block_size": size})
+        x = tiny(**{"cohort.wait_for": "all", "availability": "always", "executor.block_size": size})
         executor = TimedExecutor(LocalExecutor())
         final_model(x, executor, rounds=1)
         tally = executor.phases["update"]

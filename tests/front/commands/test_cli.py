@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -33,17 +34,6 @@ from fedfleet.tracking.callback import Begun
 from tests.front.commands.lines import line
 
 Command = Callable[..., tuple[int, str, str]]
-TINY = {
-    "rounds": 3, "population": {"clients": 20}, "task": {"name": "classification", "model": "logistic"},
-    "cohort": {"invite": 4}, "executor": {"kind": "local"},
-}  # fmt: skip
-
-
-@pytest.fixture
-def tiny(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.yaml"
-    path.write_text(yaml.safe_dump(TINY), encoding="utf-8")
-    return path
 
 
 def summary(run: Path) -> dict[str, Any]:
@@ -71,7 +61,7 @@ def test_run_and_report_and_what_is_said_at_the_end(command: Command, tiny: Path
     first, *_, who, end, final, report = out.splitlines()
     assert first == "loading digits"
     assert "initial model: accuracy" in out
-    assert "round 3/3 | heard 4" in out
+    assert "round 3/3 | completed 4" in out
     assert who.startswith("fedavg learnt to classify examples of digits, held by 20 clients")
     assert end.startswith("It ran to its last round.")
     assert final.startswith("fedavg  final accuracy 0.")
@@ -180,7 +170,7 @@ def test_plan_says_what_would_go_to_which_node(command, tiny, monkeypatch, actor
     monkeypatch.setattr(nodes, "visit", visit)
     on = ("executor.kind=ray", "executor.address=10.0.0.1:6379", f"executor.actors={actors}", "executor.block_size=3")
     need = ("executor.cpus_per_actor=2", "executor.memory_per_actor_gb=1.5")
-    status, out, _ = command("plan", tiny, "cohort.invite=10", *on, *need)
+    status, out, _ = command("plan", tiny, "cohort.size=10", *on, *need)
     assert status == 0
     assert asked == [("10.0.0.1:6379", nodes.Need(2.0, 0.0, 1_500_000_000))]
     said = " ".join(line.split("│")[2].strip() for line in out.splitlines() if line.count("│") == 3)
@@ -198,7 +188,7 @@ def test_plan_shows_each_label_once_and_writes_nothing(command: Command, tiny: P
     status, out, _ = command("plan", tiny, "algorithm={name: fedprox, mu: 0.5}", near)
     assert (status, out.count("left out")) == (0, 1)
     assert out.index("two: fedavg") < out.index("algorithm.mu: fedavg has no such option")
-    status, out, error = command("plan", tiny, "executor.kind=ray", "executor.actors=1", "cohort.invite=10")
+    status, out, error = command("plan", tiny, "executor.kind=ray", "executor.actors=1", "cohort.size=10")
     assert (status, error) == (0, "")
     said = ("20 with 72 to 72 examples", "650 floats", "up to 2 of 5 clients", "1 Ray actors", "98% of the floats")
     assert [text for text in said if text not in out] == []
@@ -323,8 +313,8 @@ def test_a_terminal_gets_one_live_line(tmp_path: Path) -> None:
         progress.start(begun)
         row = {"client_steps": 1, "virtual_s": 1}
         phases = [
-            {"invited": 10, "heard": 9, "stale": 0, "late": 1, "failed": 0, "offline": 0},
-            {"invited": 12, "heard": 8, "stale": 0, "late": 0, "failed": 1, "offline": 3},
+            {"invited": 10, "completed": 9, "stale": 0, "late": 1, "failed": 0, "unavailable": 0},
+            {"invited": 12, "completed": 8, "stale": 0, "late": 0, "failed": 1, "unavailable": 3},
         ]
         for index in range(3):
             progress.round({"round": index, **row, "eval/auc": 0.5 if index == 1 else None}, phases)
@@ -335,6 +325,19 @@ def test_a_terminal_gets_one_live_line(tmp_path: Path) -> None:
         screen.seek(0)
         shown = screen.read()
     assert "initial model: auc 0.2500" in shown
-    assert "round 3/3 | heard 9+8 of 10+12 late 1+0 failed 0+1 offline 0+3 | auc 0.5000" in shown
+    assert "round 3/3 | completed 9+8 of 10+12 late 1+0 failed 0+1 unavailable 0+3 | auc 0.5000" in shown
     assert "virtual 3 s" in shown
     assert "virtual 7 s" in shown
+
+
+def test_letters_that_a_terminal_has_not_are_replaced(tmp_path, monkeypatch):
+    given = {"label": "é 日本", "rounds": 1, "population": {"clients": 4}, "cohort": {"size": 2}}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(given, allow_unicode=True), encoding="utf-8")
+    shown = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", shown)
+    monkeypatch.setattr(sys, "argv", ["fedfleet", "run", str(tmp_path / "c.yaml"), "--out", str(tmp_path / "run")])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    shown.flush()
+    assert end.value.code in (0, None)
+    assert b"? ??" in shown.buffer.getvalue()  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,4 +1,4 @@
-"""What a shell completes: every name that is written out, those of packages, and run folders; without PyTorch."""
+"""Shell completion: every name that is written out, those of packages, and run folders; without PyTorch."""
 
 from __future__ import annotations
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from fedfleet.commands import show_availability
 from fedfleet.config.availability import AVAILABILITY
@@ -20,15 +18,13 @@ from tests.front.commands.lines import line
 
 TINY: dict[str, Any] = {
     "rounds": 30, "population": {"clients": 150}, "task": {"model": "logistic"}, "algorithm": {"batch_size": 1},
-    "cohort": {"invite": 4}, "executor": {"kind": "local"}, "availability": {"kind": "blocks", "groups": 3, "rounds": 5},
+    "cohort": {"size": 4}, "executor": {"kind": "local"}, "availability": {"kind": "blocks", "groups": 3, "rounds": 5},
 }  # fmt: skip
 
 
 @pytest.fixture
-def tiny(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.yaml"
-    path.write_text(yaml.safe_dump(TINY), encoding="utf-8")
-    return path
+def tiny_config() -> dict[str, Any]:
+    return TINY
 
 
 def test_rounds_are_shown_as_a_run_has_them():

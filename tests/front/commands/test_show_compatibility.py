@@ -15,7 +15,7 @@ from fedfleet.config.schema import load
 from fedfleet.middleware.facts import Break, Fact, Need, clashes, refusal
 from fedfleet.simulator.errors import ConfigError
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "compatibility.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "compatibility.md"
 EVERY = 5  # of hundreds of pairs
 OF_THE_RUN = ("secure_aggregation.clip", "measures no accuracy")
 """Reasons of refusals that lie in the options or the task, not in the algorithm."""
@@ -52,12 +52,12 @@ def refuses(name: str, feature: str, given: dict) -> bool:
     said = yaml.safe_load(example("algorithm", name))
     if "weight" in said["algorithm"]:
         said["algorithm"]["weight"] = "uniform"
-    extra = {"algorithm": {"correction": "fedvarp"}} if feature == "memory" else given
     for world in compatibility.WORLDS:
         try:
             config = Prepared(load(world, said)).config
         except ConfigError:
             continue
+        extra = {"algorithm": {"correction": compatibility.memory(config.algorithm)}} if feature == "memory" else given
         try:
             Prepared(load(config, extra))
         except ConfigError as e:

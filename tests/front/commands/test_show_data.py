@@ -20,7 +20,7 @@ from tests.front.commands.lines import line
 
 TINY = {
     "rounds": 1, "population": {"clients": 20, "partition": {"kind": "dirichlet", "alpha": 0.3}},
-    "task": {"model": "logistic"}, "algorithm": {"batch_size": 5}, "cohort": {"invite": 4},
+    "task": {"model": "logistic"}, "algorithm": {"batch_size": 5}, "cohort": {"size": 4},
     "executor": {"kind": "local"},
 }  # fmt: skip
 
@@ -134,7 +134,7 @@ def test_clients_and_classes_are_called_as_their_owners_call_them(command, tmp_p
             (tmp_path / "images" / owner / label).mkdir(parents=True)
             Image.new("L", (4, 4)).save(tmp_path / "images" / owner / label / "1.png")
     own = "population={dataset: {name: image_folder, path: images, channels: 1, hold_out: 0.3}}"
-    (tmp_path / "own.yaml").write_text("task: {model: logistic}\nalgorithm: {batch_size: 1}\ncohort: {invite: 1}\n")
+    (tmp_path / "own.yaml").write_text("task: {model: logistic}\nalgorithm: {batch_size: 1}\ncohort: {size: 1}\n")
     status, out, _ = command("show", "data", tmp_path / "own.yaml", own)
     assert status == 0
     held = load_data(load(tmp_path / "own.yaml", [own])).names.tested

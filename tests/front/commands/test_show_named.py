@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from io import StringIO
+from typing import get_args
 
 import pytest
 import yaml
 from rich.console import Console
 
+from fedfleet.algorithms.papers import CORRECTIONS, PAPERS
+from fedfleet.algorithms.participation import Correction
+from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.commands import show_named
 from fedfleet.config.schema import load
 from tests.front.commands.lines import all_told
@@ -64,8 +68,29 @@ def test_every_section_has_a_page_of_its_keys(subtests: pytest.Subtests, command
 def test_what_is_not_there_is_said_in_one_line(subtests: pytest.Subtests, command: Command) -> None:
     rows = [
         ("algorithm fedproxx", "show algorithm='fedproxx': unknown; did you mean 'fedprox'?"),
+        ("algorithm mifa", "show algorithm='mifa': here it is fedavg with algorithm.correction=mifa"),
+        ("correction none", "show correction='none': unknown"),
         ("algoritm x", "show 'algoritm'"), ("scaffold", "show 'scaffold': did you mean show algorithm scaffold?"),
         ("attack alie noise", "show attack alie noise"), ("data", "show data"),
         ("cohort invite", "show cohort invite"),
     ]  # fmt: skip
     all_told(subtests, lambda given: command("show", *given.split()), rows)
+
+
+def test_every_algorithm_has_its_papers(command: Command) -> None:
+    assert set(PAPERS) == set(ALGORITHMS)
+    assert {*CORRECTIONS, "none"} == set(Correction.takes) == set(get_args(Correction.model_fields["kind"].annotation))
+    every = {paper for papers in (*PAPERS.values(), *CORRECTIONS.values()) for paper in papers}
+    assert len({paper.key for paper in every}) == len(every)
+    for paper in every:
+        assert paper.bibtex.count("{") == paper.bibtex.count("}")
+        assert str(paper.year) in paper.key
+        assert paper.key.startswith(paper.authors.split(",")[0].split()[0].lower()[:2])
+    status, out, _ = command("show", "algorithm", "cdma_ada", "--bibtex")
+    assert status == 0
+    head, *fields, end = out.splitlines()
+    assert (head, end) == ("@inproceedings{xie2023cdma,", "}")
+    assert [line.split(" = ")[0].strip() for line in fields] == ["author", "title", "booktitle", "year"]
+    assert command("show", "corrections", "fedau", "--bibtex")[1].startswith("@inproceedings{wang2024lightweight,")
+    rows = [row[0] for row in show_named.page("correction", "fedvarp").options]
+    assert rows == ["kind", "cap", "chances"]

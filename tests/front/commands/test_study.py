@@ -24,7 +24,7 @@ TINY = {
     "rounds": 4, "population": {"clients": 20, "partition": "label_sorted"},
     "task": {"name": "auc", "model": "logistic", "positive_class": 8},
     "algorithm": {"name": "cdma_one", "steps": 2, "batch_size": 5},
-    "cohort": {"invite": 6, "respond": "siwer", "attempts": 50}, "availability": {"kind": "bernoulli"},
+    "cohort": {"size": 6, "wait_for": "siwer", "attempts": 50}, "availability": {"kind": "bernoulli"},
     "evaluation": {"every": 2}, "compare": {"ONE": {}, "par": {"algorithm.name": "parallel_sgda"}},
 }  # fmt: skip
 VARY = ["availability.rate=1.0,0.2"]
@@ -85,8 +85,8 @@ def test_tables_say_what_the_runs_say(done):
     assert row["floats"] == (rounds.floats_up + rounds.floats_down).sum()
     assert (row["bytes_up"], row["bytes_down"]) == (rounds.bytes_up.sum(), rounds.bytes_down.sum())
     assert row["virtual_s"] == pytest.approx(rounds.virtual_s.sum())
-    assert (row["clients"], row["rounds_done"], row["void_attempts"]) == (20, 4, 0)
-    assert rows[rows["availability.rate"] == 0.2]["void_attempts"].sum() > 0
+    assert (row["clients"], row["rounds_done"], row["aborted_attempts"]) == (20, 4, 0)
+    assert rows[rows["availability.rate"] == 0.2]["aborted_attempts"].sum() > 0
     curves = pd.read_parquet(done / "curves.parquet")
     one = curves[(curves.label == "ONE") & (curves["availability.rate"] == 1.0) & (curves.seed == 0)]
     assert one["round"].tolist() == [0, 2, 4]
@@ -105,25 +105,25 @@ def test_tables_say_what_the_runs_say(done):
 def test_participation_counts_rounds_and_no_void_attempt(done):
     counts = pd.read_parquet(done / "participation.parquet")
     rows = pd.read_parquet(done / "study.parquet")
-    voids = 0
+    aborts = 0
     for place, key in (("ONE-rate-0.2/seed-0", ("ONE", 0.2, 0)), ("par-rate-0.2/seed-1", ("par", 0.2, 1))):
-        fates = pd.read_parquet(done / "trials" / place / "fates.parquet")
+        outcomes = pd.read_parquet(done / "trials" / place / "outcomes.parquet")
         invited: dict[int, set[int]] = {}
         heard: dict[int, set[int]] = {}
-        for row in fates.itertuples():
+        for row in outcomes.itertuples():
             invited.setdefault(row.client, set()).add(row.round)
-            if row.fate == "heard" and row.attempt == fates[fates["round"] == row.round].attempt.max():
+            if row.outcome == "completed" and row.attempt == outcomes[outcomes["round"] == row.round].attempt.max():
                 heard.setdefault(row.client, set()).add(row.round)
-        voids += fates.attempt.max()
+        aborts += outcomes.attempt.max()
         here = (counts.label == key[0]) & (counts["availability.rate"] == key[1]) & (counts.seed == key[2])
         expected = [[c, len(invited[c]), len(heard.get(c, ()))] for c in sorted(invited)]
-        assert counts[here][["client", "invited", "heard"]].values.tolist() == expected
+        assert counts[here][["client", "invited", "completed"]].values.tolist() == expected
         trial = rows[(rows.label == key[0]) & (rows["availability.rate"] == key[1]) & (rows.seed == key[2])].iloc[0]
-        assert trial["never_heard"] == pytest.approx(1 - len(heard) / 20)
+        assert trial["never_completed"] == pytest.approx(1 - len(heard) / 20)
         every = [len(heard.get(c, ())) for c in range(20)]
         gini = sum(abs(a - b) for a in every for b in every) / (2 * 20 * sum(every))
         assert trial["gini"] == pytest.approx(gini)
-    assert voids > 0
+    assert aborts > 0
 
 
 def check_same(out, other):
@@ -277,7 +277,7 @@ def test_voids_beyond_all_attempts_are_errors_in_the_table_and_nothing_finished_
 def test_the_report_shows_everything(done):
     page = (done / "report.html").read_text()
     for text in ("Final auc against availability.rate", "Cost of reaching auc ≥ 0.635", "Learning curves at the extremes",
-                 "Participation", "never heard", "Gini", "Labels compared", "paired by seed", "Results", "t-interval"):  # fmt: skip
+                 "Participation", "never completed", "Gini", "Labels compared", "Results", "t-interval"):  # fmt: skip
         assert text in page
     assert page.count("<figure ") == page.count('role="img"') == 5
     drawn = {p.stem for p in (done / "figures").glob("*.png")}
@@ -303,13 +303,13 @@ def test_the_report_names_what_never_reached_the_target(tmp_path):
 
 @pytest.mark.slow
 def test_values_may_be_words_and_keys_may_be_two(tmp_path):
-    vary = ["cohort.respond=all,siwer,3", "devices.sigma=0.1,2"]
+    vary = ["cohort.wait_for=all,siwer,3", "devices.sigma=0.1,2"]
     found = run(tmp_path / "study", vary=vary, seeds=1, target=None, overrides={"compare": {"par": {}}, "rounds": 2})
-    assert found.study["cohort.respond"].tolist() == ["all", "all", "siwer", "siwer", "3", "3"]
+    assert found.study["cohort.wait_for"].tolist() == ["all", "all", "siwer", "siwer", "3", "3"]
     assert "target/rounds" not in found.study
     page = (tmp_path / "study" / "report.html").read_text()
     assert "There is one seed" in page
-    assert "3 values of cohort.respond × 2 values of devices.sigma" in page
+    assert "3 values of cohort.wait_for × 2 values of devices.sigma" in page
 
 
 @pytest.mark.slow
@@ -317,7 +317,7 @@ def test_rules_against_attacks_are_one_table_and_traffic_is_in_bytes_where_it_is
     attacks = [{"kind": "none"}, {"kind": "sign_flip", "share": 0.3, "scale": 4}]
     rules = {rule: {"algorithm.rule": rule} for rule in ("mean", "median")}
     robust = {"name": "robust", "of": {"name": "fedavg", "steps": 2}}
-    small = {"rounds": 2, "population": {"clients": 20}, "cohort": {"invite": 8}, "transforms": {"up": ["bf16"]}}
+    small = {"rounds": 2, "population": {"clients": 20}, "cohort": {"size": 8}, "transforms": {"up": ["bf16"]}}
     config = load({**small, "algorithm": robust, "vary": {"attack": attacks}, "compare": rules})
     prepared = study.prepare(study.plan(config, [], 1, "eval/accuracy=0.11"), SILENT)
     found = study.run(prepared, tmp_path / "study", SILENT, 1)
@@ -421,8 +421,8 @@ def test_the_command_runs_it_and_tells_how_far_it_is(config, tmp_path, command):
     cells = [[c.strip() for c in line.split("│")[1:4]] for line in said.splitlines() if line.startswith("│")]
     assert cells == [["cdma_one", rate, "1"] for rate in ("1", "0.2")]
     assert all(f"{value:.4f}" in said for value in rows["final/auc"])
-    void = ["cohort.attempts=1", "cohort.respond=all", "--vary", "cohort.min_responses=6"]
-    assert command("study", *arguments[:-1], str(tmp_path / "failing"), *void)[0] == 1
+    aborted = ["cohort.attempts=1", "cohort.wait_for=all", "--vary", "cohort.min_responses=6"]
+    assert command("study", *arguments[:-1], str(tmp_path / "failing"), *aborted)[0] == 1
 
 
 @pytest.mark.parametrize("name", ["dropout_study", "dropout_study_quick"])

@@ -48,7 +48,7 @@ def test_a_run_under_way_is_seen_from_its_folder(tmp_path, command, monkeypatch)
     assert "rounds/s" in page
     assert (found["state"], found["rounds"], found["done"]) == ("running", 5, 4)
     assert found["metrics"]["eval/accuracy"]["initial"] == run.summary["initial"]["eval/accuracy"]
-    assert found["totals"]["heard"] == run.rounds["heard"][:4].sum()
+    assert found["totals"]["completed"] == run.rounds["completed"][:4].sum()
     assert [at for at, _ in found["curve"]] == [0, 2, 4]
     assert not (out / "status.json").exists()
     done = command("watch", out)

@@ -1,4 +1,4 @@
-"""What is said of features that steps do not suit, and of what nothing is said."""
+"""Advice on features that steps do not suit, and cases that get none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedfleet.commands.plan import describe
 from fedfleet.config.advice import advice
 
 CONFIG = {
-    "rounds": 1, "task": {"model": "logistic"}, "algorithm": {"lr": 1e-9, "batch_size": 5}, "cohort": {"invite": 2},
+    "rounds": 1, "task": {"model": "logistic"}, "algorithm": {"lr": 1e-9, "batch_size": 5}, "cohort": {"size": 2},
     "executor": {"kind": "local"},
 }  # fmt: skip
 
@@ -48,8 +48,8 @@ def test_a_feature_that_is_far_from_one_is_named(tmp_path: Path) -> None:
         fedfleet.run(CONFIG, data=data(20), out=tmp_path / "near")
     assert any(said.startswith(line) for said in told.lines)
     far, near = (dict(describe(fedfleet.Experiment(fedfleet.load(CONFIG), data=data(x)))) for x in (50_000, 20))
-    assert far["mend"].startswith(line)
-    assert "mend" not in near
+    assert far["advice"].startswith(line)
+    assert "advice" not in near
 
 
 @pytest.mark.parametrize(("after", "says"), [

@@ -15,7 +15,7 @@ from tests.refusals import all_refused
 
 BASE: dict[str, Any] = {
     "rounds": 3, "population": {"clients": 20}, "task": {"name": "classification", "model": "logistic"},
-    "algorithm": {"name": "fedavg", "steps": 2}, "cohort": {"invite": 8, "respond": "siwer"},
+    "algorithm": {"name": "fedavg", "steps": 2}, "cohort": {"size": 8, "wait_for": "siwer"},
     "executor": {"kind": "local", "block_size": 3}, "evaluation": {"every": 1},
 }  # fmt: skip
 
@@ -33,7 +33,7 @@ COLLUDE = {"kind": "alie", "share": 0.2}
 FLIP = {"kind": "label_flip", "share": 0.2}
 BACKDOOR = {"kind": "backdoor", "share": 0.2}
 MANY = {"dataset": "synthetic", "clients": 20_000_000, "partition": "iid"}
-ASYNC = {"cohort.invite": 10, "cohort.respond": "all"}
+ASYNC = {"cohort.size": 10, "cohort.wait_for": "all"}
 DIGITS = {"name": "digits", "label_domains": True}
 TARGET = {"population.dataset": DIGITS, "population.partition": "by_domain", "domains.target": [8, 9]}
 WRITTEN = [

@@ -24,7 +24,7 @@ from tests.refusals import refused
 QUICK: dict[str, Any] = {
     "rounds": 3, "population": {"dataset": "digits", "clients": 40, "partition": {"kind": "dirichlet", "alpha": 0.3}},
     "task": {"model": "logistic"}, "algorithm": {"name": "fedavg", "steps": 1, "batch_size": 4},
-    "cohort": {"invite": 12}, "executor": {"kind": "local"},
+    "cohort": {"size": 12}, "executor": {"kind": "local"},
 }  # fmt: skip
 KINDS: dict[str, dict[str, Any]] = {
     "random_rate": {"low": 0.3, "high": 0.9}, "markov": {"mean_on_s": 5.0, "mean_off_s": 5.0},
@@ -53,17 +53,19 @@ def test_a_run_with_every_kind(tmp_path, trace, kind):
     if kind == "outages":
         config["domains"] = {"kind": "label"}
     run = fedfleet.run(config, out=tmp_path / "run")
-    fates = run.table("fates").fate.value_counts()
-    assert fates["offline"] > 0
-    assert fates["heard"] > 0
+    outcomes = run.table("outcomes").outcome.value_counts()
+    assert outcomes["unavailable"] > 0
+    assert outcomes["completed"] > 0
     in_time = {"markov", "diurnal", "trace"}
-    assert ("failed" in fates) <= (kind in in_time)  # who draws afresh in every phase or round is not lost within one
+    assert ("failed" in outcomes) <= (
+        kind in in_time
+    )  # who draws afresh in every phase or round is not lost within one
     again = fedfleet.run(run.folder / "config.yaml", out=tmp_path / "again")
-    pd.testing.assert_frame_equal(again.table("fates"), run.table("fates"))
+    pd.testing.assert_frame_equal(again.table("outcomes"), run.table("outcomes"))
     if kind == "alternating":  # the same of any seed
         return
     other = fedfleet.run(config, {"seed": 1}, out=tmp_path / "other")
-    assert not other.table("fates").equals(run.table("fates"))
+    assert not other.table("outcomes").equals(run.table("outcomes"))
 
 
 @pytest.mark.parametrize("kind", ["label_correlated", "size_correlated"])
@@ -80,7 +82,7 @@ def test_clients_on_disk_and_synthetic_clients(tmp_path, kind):
         changed = {"population": population, "algorithm": {"name": "fedavg", "batch_size": 1}}
         changed |= {"availability": {"kind": kind, "rate": 0.5, "strength": 3}}
         run = fedfleet.run({**QUICK, **changed}, out=tmp_path / name)
-        assert run.table("fates").fate.nunique() == 2
+        assert run.table("outcomes").outcome.nunique() == 2
 
 
 def test_defaults_are_written_out():
@@ -138,10 +140,10 @@ def test_refused_at_plan_time(subtests, command, tmp_path, trace):
 
 
 @pytest.mark.parametrize(("cohort", "key"), [
-    ({"respond": 31, "invite": 40}, "cohort.respond=31"),
-    ({"min_responses": 31, "invite": 40}, "cohort.min_responses=31"),
-    ({"over_select": 1.25, "invite": 32}, "cohort.invite=32"),
-    ({"respond": "siwer", "response_low": 0.8, "invite": 40}, "cohort.respond='siwer', at least 33 answers"),
+    ({"wait_for": 31, "size": 40}, "cohort.wait_for=31"),
+    ({"min_responses": 31, "size": 40}, "cohort.min_responses=31"),
+    ({"over_select": 1.25, "size": 32}, "cohort.size=32"),
+    ({"wait_for": "siwer", "response_low": 0.8, "size": 40}, "cohort.wait_for='siwer', at least 33 answers"),
 ])  # fmt: skip
 def test_more_answers_than_clients_that_are_ever_online_are_refused(trace, cohort, key):
     given = {"availability": {"kind": "trace", "path": str(trace), "map": "direct"}}

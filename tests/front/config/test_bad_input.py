@@ -20,7 +20,7 @@ from tests.front.commands.lines import all_told, line
 QUICK = {
     "rounds": 2, "population": {"dataset": "digits", "clients": 30, "partition": {"kind": "label_sorted"}},
     "task": {"name": "auc", "model": "mlp", "hidden": [8]}, "executor": {"kind": "ray"},
-    "algorithm": {"name": "cdma_ada", "steps": 2, "batch_size": 5}, "cohort": {"invite": 8, "respond": "siwer"},
+    "algorithm": {"name": "cdma_ada", "steps": 2, "batch_size": 5}, "cohort": {"size": 8, "wait_for": "siwer"},
 }  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def config(tmp_path) -> str:
 
 
 KEYS = [
-    "rounds=-1", "algorithm.lr=0", "cohort.invite=31", "cohort.respond=9", "cohort.respond=most", "rounds='3'", "rounds=true",
+    "rounds=-1", "algorithm.lr=0", "cohort.size=31", "cohort.wait_for=9", "cohort.wait_for=most", "rounds='3'", "rounds=true",
     "algorithm.batch_size=1000", "population.clients=100000", "executor.actors=1000", "executor.actors=0", "rounds=2020-01-01",
     "executor.kind=spark", "cohort.late=keep", "until=soon", "until=accuracy=0.9", "until=eval/auc=nan", "until=eval/acc=0.9",
     "warm_start=nowhere.safetensors", "compare={}", "compare=[A]", "vary={rounds: [1, x]}", "vary.rounds=[1, 1]",
@@ -43,7 +43,7 @@ KEYS = [
     "executor.gpus_per_actor=1000", "executor.gpus_per_actor=1.5", "executor.address=127.0.0.1:1", "algorithm.alpha=5.0",
     "executor.tf32=true", "executor.deterministic=false", "executor.device=cuda",
     "executor.address=ray://127.0.0.1:10001", "executor.address=nonsense", "population.partition={kind: dirichlet, min_size: 99}",
-    "population.partition={kind: dirichlet, alpha: 1e-4, min_size: 0}", "compare={A: {}, B: {cohort.invite: 99}}",
+    "population.partition={kind: dirichlet, alpha: 1e-4, min_size: 0}", "compare={A: {}, B: {cohort.size: 99}}",
     "compare={A b: {}, A-b: {}}", "compare={A: {seeds: [1, 2]}}", "rounds={", "..=1",
 ]  # fmt: skip
 """Overrides whose key the line begins with, but for those in ``BEGINS``."""
@@ -53,23 +53,23 @@ BEGINS = {
     "vary.rounds=[1, 1]": "compare or vary: 'rounds=1' and 'rounds=1'",
     "task.hidden=[1000000000000]": "task.name='auc': 4 copies of its model of 75,000,000,000,013 floats",
     "task.name=classification": "algorithm.name='cdma_ada'",
-    "cohort.partial_work=true": "cohort={'invite': 8, 'respond': 'siwer', 'partial_work': True}: partial_work needs deadline_s",
+    "cohort.partial_work=true": "cohort={'size': 8, 'wait_for': 'siwer', 'partial_work': True}: partial_work needs deadline_s",
     "algorithm.alpha=5.0": "algorithm: alpha above 1",
-    "compare={A: {}, B: {cohort.invite: 99}}": "run 'B': cohort.invite=99",
+    "compare={A: {}, B: {cohort.size: 99}}": "run 'B': cohort.size=99",
     "rounds={": "'rounds={'",
     "..=1": "'..=1'",
 }
 SEVERAL = [
     ("executor.actors=1000 executor.cpus_per_actor=0.5", "executor.actors=1000"),
-    ("cohort.respond=4 cohort.min_responses=5", "cohort.min_responses=5"),
-    ("cohort.respond=siwer cohort.invite=8 cohort.min_responses=6", "cohort.min_responses=6"),
-    ("cohort.over_select=1e3 cohort.respond=all", "cohort.over_select=1000"),
-    ("cohort.over_select=2 cohort.respond=siwer", "cohort={'invite': 8, 'respond': 'siwer', 'over_select': 2}: "),
+    ("cohort.wait_for=4 cohort.min_responses=5", "cohort.min_responses=5"),
+    ("cohort.wait_for=siwer cohort.size=8 cohort.min_responses=6", "cohort.min_responses=6"),
+    ("cohort.over_select=1e3 cohort.wait_for=all", "cohort.over_select=1000"),
+    ("cohort.over_select=2 cohort.wait_for=siwer", "cohort={'size': 8, 'wait_for': 'siwer', 'over_select': 2}: "),
     ("cohort.response_low=0.9 cohort.response_high=0.6", "cohort.response_low=0.9"),
     ("executor.capture=compiled executor.inner=serial", "executor.capture=compiled"),
     ("executor.capture=compiled executor.kind=ray faults.client_timeout_s=9", "executor.capture=compiled"),
     ("algorithm=scaffold task=classification cohort.late=keep", "cohort.late='keep'"),
-    ("algorithm=fedbuff task=classification cohort.invite=7", "cohort.invite=7"),
+    ("algorithm=fedbuff task=classification cohort.size=7", "cohort.size=7"),
     ("availability.rate=0.5", "availability.rate=0.5: unknown key"),
     ("rounds", "'rounds'"),
 ]
@@ -87,7 +87,7 @@ def test_one_line_exit_two_nothing_written(subtests, command, no_ray, tmp_path, 
 
 
 def test_ray_is_not_even_imported_for_bad_input(tmp_path, config):
-    words = ["fedfleet", "run", config, "cohort.invite=31", "--out", str(tmp_path / "out")]
+    words = ["fedfleet", "run", config, "cohort.size=31", "--out", str(tmp_path / "out")]
     code = f"import sys\nfrom fedfleet.commands import cli\nsys.argv = {words}\n"
     code += "try:\n    cli.main()\nexcept SystemExit as e:\n    print(e.code, 'ray' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -112,7 +112,8 @@ TOO_MUCH = [
     (f"a: &a x\n{LAUGHS}label: *j", "more than 100,000 values, each alias written out"),
     (f"vary:\n  seed: &a [1]\n{LAUGHS}", "more than 100,000 values"), ("x: &a {y: *a}", "more than 100,000 values"),
     ("label: !!bool maybe", "a value that its tag does not fit ('maybe')"),
-    ("x: " + "[" * 10_000, "nested more than 64 deep"), ("rounds: 2\0", "not valid YAML"),
+    ("x: " + "[" * 100, "nested more than 64 deep"), ("x: " + "[" * 10_000, "exceeded maximum nesting depth"),
+    ("rounds: 2\0", "not valid YAML"),
     ('population: {data_dir: "a\\0b"}', "population.data_dir='a\\x00b': text with the character NUL"),
     *((content, "") for content in (b"\xff\xfe\x00", b"- 1\n- 2", b"a: [1\nb: }", b"\trounds: 3", b"? [a]\n: 2", b"1: 2")),
 ]  # fmt: skip

@@ -91,8 +91,8 @@ def test_a_cosine_lasts_as_long_as_the_run() -> None:
 def test_what_goes_by_another_name_here_is_there(subtests: pytest.Subtests) -> None:
     for name in ALGORITHMS.elsewhere:
         with subtests.test(name):
-            _, _, mend = message({"algorithm": name}).partition("here it is ")
-            called, _, option = mend.partition(" with ")
+            _, _, fix = message({"algorithm": name}).partition("here it is ")
+            called, _, option = fix.partition(" with ")
             load({"algorithm": called}, option.split(" and "))
 
 
@@ -148,7 +148,7 @@ def test_every_default_is_written() -> None:
 
 
 def test_auto_does_not_depend_on_the_workers() -> None:
-    config = load({"cohort.invite": 50})
+    config = load({"cohort.size": 50})
     more = with_overrides(config, {"executor.actors": 2, "executor.cpus_per_actor": 0.5})
     one, two = (fedfleet.Experiment(c).config.executor for c in (config, more))
     assert (one.inner, one.block_size, one.device) == (two.inner, two.block_size, two.device)
@@ -166,6 +166,9 @@ REFUSED = [
     ("lr=1", "lr=1: unknown key; did you mean algorithm.lr?"),
     ("vary={} hidden=[3]", "hidden=[3]: unknown key; did you mean task.hidden?"),
     ("algorithm.learning_rate=1", "unknown key; did you mean algorithm.lr?"),
+    ("cohort.invite=3", "unknown key; did you mean cohort.size?"),
+    ("cohort.respond=3", "unknown key; did you mean cohort.wait_for?"),
+    ("cohort.void=skip", "unknown key; did you mean cohort.on_abort?"),
     ("algorithm.momentum=0.9", "unknown key; did you mean algorithm.client_optimizer.momentum?"),
     ("algorithm=omg algorithm.momentum=0.9", "unknown key; known here: of, kappa"),
     ("algorithm.client_optimizer=adm", "algorithm.client_optimizer='adm'"),
@@ -173,7 +176,7 @@ REFUSED = [
     ("algorithm.lr_schedule={kind: cosine, every: 5}", "every=5 is not for cosine"),
     ("algorithm.lr_schedule={kind: constant, factor: 0.5}", "factor=0.5 is not for constant"),
     ("algorithm=cdma_one algorithm.theory={pl: 1}", "algorithm.theory.smoothness: missing"),
-    ("executor.actors=many", "executor.actors='many'"), ("cohort.respond=0", "cohort.respond=0"),
+    ("executor.actors=many", "executor.actors='many'"), ("cohort.wait_for=0", "cohort.wait_for=0"),
     ("algorithm.steps=1 algorithm.epochs=1", "algorithm: give steps or epochs, not both"),
     ("seeds=[1, x]", "seeds.1='x'"), ("seed.deep=1", "seed="), ("schema_version=7", "schema_version=7"),
 ]  # fmt: skip

@@ -8,7 +8,7 @@ import torch
 from fedfleet.commands import paper
 from fedfleet.config import schema as config
 from fedfleet.config import tuning
-from fedfleet.experiments import trials
+from fedfleet.experiments import sweep
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 TABLES = sorted(CONFIGS.rglob("*_table.yaml"))
@@ -22,7 +22,7 @@ def test_configurations(subtests):
             assert config.load(found, {"seed": 7}) == config.load(path, {"seed": 7})
             if found.tune is not None:
                 assert tuning.checked(found.tune, found.rounds)
-            assert trials.planned(config.with_overrides(found, {"tune": None}))
+            assert sweep.planned(config.with_overrides(found, {"tune": None}))
 
 
 def test_tables(subtests):
@@ -90,7 +90,7 @@ DEFAULTS = {"decay": 0, "theta": 0, "global_lr": 1}
 def test_the_authors_steps(name):
     """CDMA's configurations have those of its authors' scripts: primal, dual, what differs from a method's defaults."""
     loaded = config.load(CONFIGS / "cdma" / f"{name}.yaml")
-    algorithms = {t.label: t.config.algorithm for t in trials.distinct(trials.planned(loaded))}
+    algorithms = {t.label: t.config.algorithm for t in sweep.distinct(sweep.planned(loaded))}
     assert set(algorithms) == set(METHODS)
     for method, (lr, dual, *more) in zip(METHODS, AUTHORS[name], strict=True):
         options = algorithms[method]

@@ -21,15 +21,15 @@ from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.driver.simulate import RoundRecord, simulate
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.fleet.devices import Devices, Load, Times
-from fedfleet.simulator.fleet.hardware import Hardware, Machines
-from fedfleet.simulator.fleet.responses import Fate
+from fedfleet.simulator.fleet.hardware import Hardware, HeterogeneousDevices
+from fedfleet.simulator.fleet.responses import Outcome
 from tests.refusals import all_refused, refused
 
 BASE = {
     "population": {"dataset": "digits", "clients": 30, "partition": "label_sorted"},
     "task": {"name": "classification", "model": "mlp", "hidden": [8]},
     "algorithm": {"name": "fedavg", "steps": 3, "batch_size": 7},
-    "cohort": {"invite": 6},
+    "cohort": {"size": 6},
     "executor": {"kind": "local", "inner": "serial", "block_size": 4},
 }
 FLOATS = 64 * 8 + 8 + 8 * 10 + 10
@@ -51,7 +51,7 @@ def named(algorithm: str, **overrides: Any) -> Experiment:
     net = {"model": MODEL[algorithm]} if algorithm in MODEL else {"model": "mlp", "hidden": [8]}
     model = {"name": task, **net}
     given = {"task": model, "algorithm": {"name": algorithm, **options}}
-    there = NEEDS.get(algorithm, {}) | {"cohort.invite": INVITE.get(algorithm, 6)}
+    there = NEEDS.get(algorithm, {}) | {"cohort.size": INVITE.get(algorithm, 6)}
     return Experiment(load({**BASE, **given}, there | overrides))
 
 
@@ -84,9 +84,9 @@ def test_devices_are_told_what_phases_really_send(algorithm):
     phases = [p for r in rounds(x, 3, devices=spy) for p in r.phases]
     assert len(phases) == len(spy.loads) > 0
     for phase, asked in zip(phases, spy.loads, strict=True):
-        online = phase.counts["invited"] - phase.counts["offline"]
+        online = phase.counts["invited"] - phase.counts["unavailable"]
         assert asked.bytes_down * online == phase.counts["bytes_down"]
-        assert asked.bytes_up * phase.counts["heard"] == phase.counts["bytes_up"]
+        assert asked.bytes_up * phase.counts["completed"] == phase.counts["bytes_up"]
         assert int(asked.steps.sum()) == phase.counts["client_steps"]
         assert asked.flop > 0
 
@@ -183,11 +183,11 @@ def test_clients_that_fail_leave_no_trace_in_model_or_state(algorithm):
     watch = Phases()
     first = rounds(x, 5, availability=watch, hazard=0.7)
     phases = [p for r in first for p in r.phases]
-    failed = {k: p.clients[p.responses.fate == Fate.FAILED] for k, p in zip(watch.keys, phases, strict=True)}
+    failed = {k: p.clients[p.responses.outcome == Outcome.FAILED] for k, p in zip(watch.keys, phases, strict=True)}
     assert 5 < sum(map(len, failed.values())) < sum(len(p.clients) for p in phases) - 5
     for p in phases:
-        assert p.counts["failed"] + p.counts["heard"] == p.counts["invited"]
-        assert p.counts["bytes_up"] % p.counts["heard"] == 0
+        assert p.counts["failed"] + p.counts["completed"] == p.counts["invited"]
+        assert p.counts["bytes_up"] % p.counts["completed"] == 0
     second = rounds(x, 5, availability=Phases(away=failed))
     for a, b in zip(first, second, strict=True):
         assert all(map(torch.equal, T.leaves(a.state), T.leaves(b.state)))
@@ -205,7 +205,7 @@ def write(path: Any, **columns: Any) -> str:
 
 
 def devices(x: Experiment) -> Hardware:
-    assert isinstance(x.federation.devices, Machines)
+    assert isinstance(x.federation.devices, HeterogeneousDevices)
     return x.federation.devices.fleet.of(torch.arange(x.population.size))
 
 
@@ -222,7 +222,7 @@ def test_clients_wrap_onto_the_rows_of_a_table(tmp_path):
 
 def test_clients_may_have_rows_of_their_own(tmp_path):
     direct = {"kind": "table", "map": "direct", "path": write(tmp_path / "a.parquet")}
-    small = {"population.clients": 3, "cohort.invite": 3}
+    small = {"population.clients": 3, "cohort.size": 3}
     assert devices(make(devices=direct, **small)).gflops.tolist() == [1, 2, 3]
     direct["path"] = write(tmp_path / "b.parquet", client=[2, 0, 1])
     found = devices(make(devices=direct, **small))
@@ -271,7 +271,7 @@ STEP = 6 * FLOATS * 7 / 2e6
 @pytest.mark.parametrize(("given", "deadline_s", "needed", "what"), [
     ({}, 0.1, MESSAGES + 3 * STEP, "phase 'train'"),
     ({"cohort.partial_work": True}, 0.1, MESSAGES + STEP, "a local step in phase 'train'"),
-    ({"devices": {"kind": "alike", "sigma": 0, "median_s": 2.0}}, 1.999, 2.0, "phase 'train'"),
+    ({"devices": {"kind": "homogeneous", "sigma": 0, "median_s": 2.0}}, 1.999, 2.0, "phase 'train'"),
     ({"devices": {"kind": "tiers", "tiers": [*BOTH, *FIXED["tiers"]]}}, 0.01, None, "phase 'train'"),
 ])  # fmt: skip
 def test_a_deadline_that_no_client_can_meet_is_refused(given, deadline_s, needed, what):
@@ -291,9 +291,9 @@ def test_of_many_clients_the_best_device_counts(monkeypatch):
         make(devices=FIXED, **{"cohort.deadline_s": 0.01})  # the messages alone
     make(devices=FIXED, **{"cohort.deadline_s": 0.235})
     make(devices="lognormal", **{"cohort.deadline_s": 1e-6})  # there may always be a faster one
-    make(devices={"kind": "alike", "sigma": 0}, **{"cohort.deadline_s": 1e-6})
+    make(devices={"kind": "homogeneous", "sigma": 0}, **{"cohort.deadline_s": 1e-6})
     monkeypatch.undo()
-    for given in ({"kind": "alike"}, {**FIXED, "jitter": 0.1}):  # times that vary may meet any deadline
+    for given in ({"kind": "homogeneous"}, {**FIXED, "jitter": 0.1}):  # times that vary may meet any deadline
         make(devices=given, **{"cohort.deadline_s": 1e-6})
 
 

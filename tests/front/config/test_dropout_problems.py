@@ -15,10 +15,17 @@ from fedfleet.config import shipped
 from fedfleet.report.tables import gini
 from fedfleet.simulator.work import Batch
 
-SPEC: Any = importlib.util.spec_from_file_location("dropout_problems", shipped.FOLDER / "dropout" / "problems.py")
-problems: Any = importlib.util.module_from_spec(SPEC)
-sys.modules[SPEC.name] = problems  # as dataclasses want
-SPEC.loader.exec_module(problems)
+
+def module(name: str) -> Any:
+    """Return a module that lies beside the configurations."""
+    spec: Any = importlib.util.spec_from_file_location(f"dropout_{name}", shipped.FOLDER / "dropout" / f"{name}.py")
+    found: Any = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = found  # as dataclasses want
+    spec.loader.exec_module(found)
+    return found
+
+
+problems, fedau = module("problems"), module("fedau")
 BY_CLASS = tuple(0.1 + 0.8 * c / 9 for c in range(10))
 
 
@@ -73,6 +80,37 @@ def test_auc():
         assert (found["distance"], found["bias"]) == pytest.approx(said, abs=5e-5)
 
 
+def test_softmax_regression_on_clothes(monkeypatch):
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(200, 784)).astype(np.float32), random.integers(0, 10, 200)
+    monkeypatch.setattr(problems, "_fashion", lambda folder: (x, y, x, y))
+    task, weights = problems.FashionRidge(0.01), random.dirichlet(np.ones(100))
+    found = torch.from_numpy(task.solve(weights))
+    z = {"x": {"b": found[:10], "w": found[10:].view(784, 10)}}
+    assert gradient(task, z, x, y, np.repeat(weights, 2) / 2) < 1e-6
+    assert task.solve(weights.copy()) is task.solve(weights)
+    assert task.model_metrics(z) == {}
+
+
+def test_examples_of_fedaus_clients():
+    y = np.repeat(np.arange(10), 600)
+    owner = fedau.owners(y, 25, 3)
+    shares = np.random.default_rng(3).dirichlet(np.full(10, 0.1), 25)
+    held = np.stack([np.bincount(owner, y == c, 25) for c in range(10)], 1)
+    assert (held.sum(0) == 600).all()
+    assert np.abs(held - 600 * shares / shares.sum(0)).max() <= 1.0
+    assert not np.array_equal(owner, fedau.owners(y, 25, 4))
+
+
+def test_fedaus_net():
+    made = fedau.net(0)
+    assert sum(leaf.numel() for leaf in made.parameters()) == 211_690
+    assert made[0](torch.tensor([-1.0, 1.0])).tolist() == pytest.approx([-0.42421, 2.82149], abs=1e-5)
+    weighted = [leaf for name, leaf in made.named_parameters() if name.endswith("weight")]
+    deviations = [float(leaf.detach().std() * (leaf[0].numel() / 2) ** 0.5) for leaf in weighted[:-1]]
+    assert deviations == pytest.approx([1.0] * 3, abs=0.1)  # Kaiming's
+
+
 def test_softmax_regression():
     task = problems.SoftmaxRidge()
     x, y, test_x, test_y = problems._digits()
@@ -86,7 +124,7 @@ def test_softmax_regression():
 
 @pytest.mark.slow
 def test_dropout_by_class_costs_the_worst_class_most_and_memory_gets_it_back(tmp_path):
-    """Measured over five seeds: docs/dropout.md."""
+    """Measured over five seeds: docs/guides/dropout.md."""
     given = fedfleet.load(shipped.FOLDER / "dropout" / "digits.yaml")
     by_class = (given.vary or {})["availability"][2]
     over = {"availability": by_class, "seeds": None, "compare": None, "vary": None, "evaluation.every": 200}

@@ -17,7 +17,7 @@ from tests.front.commands.lines import line
 BASE: dict[str, Any] = {
     "rounds": 2, "population": {"dataset": "digits", "clients": 30, "partition": {"kind": "label_sorted"}},
     "task": {"name": "auc", "model": "mlp", "hidden": [8]},
-    "algorithm": {"name": "cdma_ada", "steps": 2, "batch_size": 5}, "cohort": {"invite": 8, "respond": "siwer"},
+    "algorithm": {"name": "cdma_ada", "steps": 2, "batch_size": 5}, "cohort": {"size": 8, "wait_for": "siwer"},
     "executor": {"kind": "local"}, "availability": {"kind": "bernoulli", "rate": 0.5}, "vary": {"seed": [0]},
     "compare": {"A": {}, "B": {"rounds": 1}}, "warm_start": None,
 }  # fmt: skip

@@ -13,7 +13,7 @@ BASE: dict[str, Any] = {
     "population": {"clients": 20, "partition": {"kind": "dirichlet", "alpha": 0.3, "min_size": 8}},
     "task": {"name": "classification", "model": "logistic"},
     "availability": {"kind": "bernoulli", "rate": 0.7},
-    "cohort": {"invite": 8},
+    "cohort": {"size": 8},
     "executor": {"kind": "local"},
 }
 HIDDEN: dict[str, Any] = {"privacy": {"clip_norm": 1.0, "delta": 1e-3, "noise_multiplier": 1.0}}
@@ -33,13 +33,13 @@ def experiment(correction: Any, **given: Any) -> fedfleet.Experiment:
 
 
 REFUSED: list[tuple[tuple[Any, dict[str, Any]], str]] = [
-    (("known_p", {"cohort": {"invite": 8, "respond": "siwer"}}), "cohort.respond=siwer"),
-    (("known_p", {"cohort": {"invite": 8, "over_select": 1.5}}), "cohort.over_select=1.5"),
-    (("known_p", {"cohort": {"invite": 8, "deadline_s": 9.0}}), "cohort.deadline_s=9.0"),
-    (({"kind": "fedvarp", "chances": True}, {"cohort": {"invite": 8, "respond": 4}}), "cohort.respond=4"),
-    (("known_p", {"cohort": {"invite": 8, "late": "keep"}}), "algorithm.correction='known_p': "),
-    (("fedau", {"cohort": {"invite": 8, "late": "keep"}}), "algorithm.correction='fedau': "),
-    (("mifa", {"cohort": {"invite": 8, "late": "keep"}}), "algorithm.correction='mifa': "),
+    (("known_p", {"cohort": {"size": 8, "wait_for": "siwer"}}), "cohort.wait_for=siwer"),
+    (("known_p", {"cohort": {"size": 8, "over_select": 1.5}}), "cohort.over_select=1.5"),
+    (("known_p", {"cohort": {"size": 8, "deadline_s": 9.0}}), "cohort.deadline_s=9.0"),
+    (({"kind": "fedvarp", "chances": True}, {"cohort": {"size": 8, "wait_for": 4}}), "cohort.wait_for=4"),
+    (("known_p", {"cohort": {"size": 8, "late": "keep"}}), "algorithm.correction='known_p': "),
+    (("fedau", {"cohort": {"size": 8, "late": "keep"}}), "algorithm.correction='fedau': "),
+    (("mifa", {"cohort": {"size": 8, "late": "keep"}}), "algorithm.correction='mifa': "),
     (("known_p", {"selection": "examples"}), "selection.kind='examples'"),
     (({"kind": "fedau", "count": "invitations"}, {"selection": "oort"}), "selection.kind='oort'"),
     (("known_p", {"availability": "tests.front.config.test_participation:Silent"}), "availability: Silent"),
@@ -59,6 +59,23 @@ REFUSED: list[tuple[tuple[Any, dict[str, Any]], str]] = [
         "algorithm.of.correction='fedau'",
     ),
     ((None, {"algorithm": {"name": "f3ast", "select": 9}}), "algorithm.select=9"),
+    ((None, {"algorithm": {"name": "refl", "select": 9}}), "algorithm.select=9"),
+    (
+        (
+            None,
+            {
+                "algorithm": {"name": "refl", "select": 4},
+                "cohort": {"size": 8, "late": "keep", "stale_discount": 0.9},
+            },
+        ),
+        "cohort.stale_discount=0.9",
+    ),
+    ((None, {"algorithm": {"name": "refl", "select": 4}, "selection": "oort"}), "selection.kind='oort'"),
+    (("none", {"selection": {"kind": "tifl", "tiers": 3}}), "selection.tiers=3"),
+    ((None, {"algorithm": {"name": "mimelite", "correction": "fedau"}}), "algorithm: correction is of one mean"),
+    ((None, {"algorithm": {"name": "drfa", "correction": "memory"}}), "algorithm: correction='memory'"),
+    (({"kind": "fedau", "pool": "domain"}, {}), "algorithm.correction="),
+    (({"kind": "fedau", "count": "invitations", "pool": "domain"}, {}), "algorithm.correction.pool='domain'"),
     (
         (None, {"algorithm": {"name": "fednova", "steps": 2, "correction": "known_p"}}),
         "algorithm: correction='known_p'",
@@ -76,6 +93,24 @@ def test_what_a_correction_does_not_go_with_is_refused(subtests):
     all_refused(subtests, lambda row: experiment(row[0], **row[1]), REFUSED)
 
 
+def test_who_hears_fewer_than_are_online_is_told_what_else_to_set(subtests):
+    given = {"cohort": {"size": 8, "wait_for": 4}}
+    afl = {"algorithm": {"name": "afl", "correction": "known_p"}, "domains": "label"}
+    rows: list[tuple[Any, dict[str, Any], str]] = [
+        ("known_p", {}, "set algorithm.correction.normalise=true"),
+        ({"kind": "fedvarp", "chances": True}, {}, "set algorithm.correction.chances=false"),
+        (None, afl, "set algorithm.estimator=ratio"),
+        (
+            None,
+            {**afl, "algorithm": {"name": "drfa", "correction": "known_p"}},
+            "leave cohort.wait_for or algorithm.correction",
+        ),
+    ]
+    for how, more, fix in rows:
+        with subtests.test(fix):
+            assert fix in refused(lambda how=how, more=more: experiment(how, **given, **more), "cohort.wait_for=4")
+
+
 def test_a_client_that_is_never_online_cannot_be_divided_by(monkeypatch):
     def chance(self, clients, seconds, lasting):
         return (clients != 3).double()
@@ -89,14 +124,24 @@ def test_a_client_that_is_never_online_cannot_be_divided_by(monkeypatch):
     ("given", "said"),
     [
         (("known_p", {}), []),
-        (("known_p", {"availability": {"kind": "bernoulli", "rate": 0.009}}), ["algorithm.correction.cap=100: 20 of"]),
-        ((({"kind": "known_p", "cap": 1e3}), {"availability": {"kind": "bernoulli", "rate": 0.009}}), []),
-        (({"kind": "known_p", "normalise": True}, {"cohort": {"invite": 8, "respond": "siwer"}}), []),
+        (
+            ("known_p", {"availability": {"kind": "bernoulli", "rate": 0.009}}),
+            ["algorithm.correction.cap=100: 20 of", "algorithm.correction='known_p': 20 of the 20"],
+        ),
+        (
+            ({"kind": "known_p", "cap": 1e3}, {"rounds": 1000, "availability": {"kind": "bernoulli", "rate": 0.009}}),
+            [],
+        ),
+        (
+            ("mifa", {"rounds": 40, "availability": {"kind": "label_correlated", "rate": 0.5, "strength": 9.0}}),
+            ["algorithm.correction='mifa': "],
+        ),
+        (({"kind": "known_p", "normalise": True}, {"cohort": {"size": 8, "wait_for": "siwer"}}), []),
         (("fedau", {}), ["algorithm.correction.count='intervals': with 8 of 20"]),
-        (("fedau", {"cohort": {"invite": 12}}), []),
+        (("fedau", {"cohort": {"size": 12}}), []),
         (({"kind": "fedau", "count": "invitations"}, {}), []),
-        (("mifa", {}), ["algorithm.correction='mifa': clients remember"]),
-        (("mifa", {"rounds": 18}), []),
+        (("mifa", {"rounds": 4}), ["algorithm.correction='mifa': clients remember"]),
+        (("mifa", {"rounds": 8}), []),
         (
             ("mifa", {"rounds": 13, "availability": {"kind": "bernoulli", "rate": 0.1}}),
             ["algorithm.correction='mifa': clients"],
@@ -104,7 +149,7 @@ def test_a_client_that_is_never_online_cannot_be_divided_by(monkeypatch):
     ],
 )
 def test_what_a_correction_will_rarely_do_is_said(given, said):
-    lines = experiment(given[0], **given[1]).advice()
+    lines = experiment(given[0], **{"rounds": 40, **given[1]}).advice()
     assert len(lines) == len(said)
     assert all(line.startswith(start) for line, start in zip(lines, said, strict=True))
 

@@ -1,4 +1,4 @@
-"""Where a system has no Ray, what needs it is refused in a line, and everything else runs."""
+"""Systems without Ray: what needs it is refused in a line, and everything else runs."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ from fedfleet.experiments.child import child
 from fedfleet.experiments.experiment import Experiment
 from tests.refusals import refused
 
-BASE = {"rounds": 100_000, "population": {"clients": 20}, "cohort": {"invite": 4}}
+BASE = {"rounds": 100_000, "population": {"clients": 20}, "cohort": {"size": 4}}
 
 
 @pytest.mark.parametrize("system", ["win32", "linux without Ray"])

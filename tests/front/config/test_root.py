@@ -20,7 +20,7 @@ ALGORITHM = {"name": "robust", "of": {"name": "fedavg", "steps": 2}, "rule": "fl
 BASE: dict[str, Any] = {
     "rounds": 3, "population": {"clients": 20, "root": {"examples": 100}},
     "task": {"name": "classification", "model": "logistic"}, "algorithm": ALGORITHM,
-    "cohort": {"invite": 8, "respond": "siwer"}, "devices": "lognormal",
+    "cohort": {"size": 8, "wait_for": "siwer"}, "devices": "lognormal",
     "executor": {"kind": "local", "block_size": 3}, "evaluation": {"every": 1, "per_client": True},
 }  # fmt: skip
 LABELS = torch.arange(600) % 10
@@ -71,7 +71,7 @@ def test_so_many_are_of_a_label():
 def test_what_the_server_works_at_costs_nothing_and_is_nobodys_in_the_tables(tmp_path):
     own = fedfleet.run(BASE, out=tmp_path / "own")
     plain = fedfleet.run(BASE, {"population.root": None, "algorithm.rule": "median"}, out=tmp_path / "plain")
-    for name in ("heard", "floats_up", "bytes_up", "floats_down", "bytes_down", "client_steps", "virtual_s"):
+    for name in ("completed", "floats_up", "bytes_up", "floats_down", "bytes_down", "client_steps", "virtual_s"):
         assert own.rounds[name].tolist() == plain.rounds[name].tolist(), name
     assert pd.read_parquet(own.folder / "phases.parquet")["phase"].tolist() == ["train"] * 3
     assert sorted(pd.read_parquet(own.folder / "clients.parquet")["client"].unique()) == list(range(20))
@@ -112,7 +112,7 @@ def test_what_cannot_be_is_refused(subtests):
 
 def test_private_examples_are_clients_and_the_server_learns_from_its_own_without_noise(tmp_path):
     x = fedfleet.Experiment(load(BASE, {"example_privacy": HIDDEN, "evaluation.per_client": False}))
-    assert [p.work.stages[0].batches.drawn for p in (*x.algorithm.phases, *x.algorithm.server)] == [True, False]
+    assert [p.work.loops[0].batches.drawn for p in (*x.algorithm.phases, *x.algorithm.server)] == [True, False]
     assert dict(describe(x))["examples of the server's own"] == "100"
     rounds = x.run(tmp_path / "run").rounds
     assert (rounds["eval/example_epsilon_spent"] > 0).all()

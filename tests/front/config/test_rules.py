@@ -70,7 +70,7 @@ def test_a_small_job_is_one_of_little_arithmetic_in_few_steps():
     assert not rules.small(10, 10, 2, large, lambda: pytest.fail("tried"))
 
 
-SMALL = {"rounds": 1, "population": {"clients": 10}, "cohort": {"invite": 4}}
+SMALL = {"rounds": 1, "population": {"clients": 10}, "cohort": {"size": 4}}
 
 
 @pytest.mark.parametrize(("given", "kind"), [

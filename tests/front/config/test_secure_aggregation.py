@@ -20,7 +20,7 @@ from tests.refusals import all_refused, refused
 
 BASE: dict[str, Any] = {
     "rounds": 4, "population": {"clients": 40}, "task": {"name": "classification", "model": "logistic"},
-    "algorithm": {"name": "fedavg", "steps": 2, "batch_size": 5}, "cohort": {"invite": 10, "attempts": 40},
+    "algorithm": {"name": "fedavg", "steps": 2, "batch_size": 5}, "cohort": {"size": 10, "attempts": 40},
     "secure_aggregation": {"bits": 16}, "executor": {"kind": "local", "inner": "serial"}, "evaluation": {"every": 2},
 }  # fmt: skip
 MODEL = 650  # numbers of the net
@@ -83,7 +83,7 @@ def test_a_sum_that_has_little_of_what_clients_send_is_told_once_and_recorded(tm
 
 def test_a_plan_says_what_it_costs_and_that_it_protects_nobody():
     ring = {"protocol": "secagg_plus", "neighbours": 6}
-    x = Experiment(load(BASE, {"cohort.invite": 30, "secure_aggregation": ring}))
+    x = Experiment(load(BASE, {"cohort.size": 30, "secure_aggregation": ring}))
     told = dict(describe(x))["secure aggregation"]
     for word in ("secagg_plus", "5 of 7 parts", "16 bits a number, 21 masked", "1,708 bytes masked", "672 besides"):
         assert word in told
@@ -131,10 +131,10 @@ def test_a_run_goes_on_to_the_same_bits_through_void_rounds(tmp_path):
 
 def test_where_too_many_drop_out_every_time_the_run_says_why(tmp_path):
     given = {"secure_aggregation.threshold": 1.0, "secure_aggregation.dropout": {"masked": 0.9}, "cohort.attempts": 2}
-    with pytest.raises(FedfleetError, match=r"void after masked .*secure_aggregation.threshold.*2 cohorts"):
+    with pytest.raises(FedfleetError, match=r"aborted after masked .*secure_aggregation.threshold.*2 cohorts"):
         fedfleet.run(BASE, given, out=tmp_path / "run")
     told = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (told["status"], "void after masked messages" in told["error"]) == ("failed", True)
+    assert (told["status"], "aborted after masked messages" in told["error"]) == ("failed", True)
     phases = pd.read_parquet(tmp_path / "run" / "phases.parquet")
     assert phases.attempt.tolist() == [0, 1]
     assert (phases.bytes_up > 0).all()
@@ -167,7 +167,7 @@ def test_it_goes_with(tmp_path, given):
     plain = fedfleet.run(BASE, {**given, "secure_aggregation": None}, out=tmp_path / "plain")
     found = fedfleet.run(BASE, {**given, "secure_aggregation.bits": 24}, out=tmp_path / "run")
     assert found.summary["status"] == "finished"
-    assert found.rounds.heard.tolist() == plain.rounds.heard.tolist()
+    assert found.rounds.completed.tolist() == plain.rounds.completed.tolist()
     assert found.summary["final"] == pytest.approx(plain.summary["final"], abs=2e-3)
     assert (found.rounds.virtual_s > plain.rounds.virtual_s).all()
 
@@ -188,7 +188,7 @@ def test_noise_of_the_servers_goes_with_numbers_that_rounding_makes_no_longer(tm
 
 
 COLLUDE = {"kind": "alie", "share": 0.2, "z": 1.0}
-OWED = {"name": "top_k", "share": 0.1, "feedback": True}
+OWED = {"name": "top_k", "share": 0.1, "error_feedback": True}
 RING = {"protocol": "secagg_plus", "neighbours": 3}
 REFUSED = [
     ({"algorithm": {"name": "robust", "rule": "median"}}, "secure_aggregation: robust keeps what each client sends"),
@@ -218,7 +218,7 @@ REFUSED = [
     ({"secure_aggregation.neighbours": 4}, "secure_aggregation={'bits': 16, 'neighbours': 4}: neighbours"),
     ({"secure_aggregation": RING}, "secure_aggregation.neighbours=3"),
     ({"secure_aggregation.dropout.masked": 1.0}, "secure_aggregation.dropout.masked=1.0"),
-    ({"secure_aggregation.execute": True, "cohort.invite": 65, "population.clients": 80}, "secure_aggregation.execute=true"),
+    ({"secure_aggregation.execute": True, "cohort.size": 65, "population.clients": 80}, "secure_aggregation.execute=true"),
     ({**PRIVATE, "privacy.adaptive": {"count_noise": 3.0}}, "secure_aggregation: the server sees a sum alone, and privacy.adap"),
     ({**PRIVATE, "privacy.noise": "clients", "cohort.min_responses": 4}, "secure_aggregation: what clients send is cut"),
     ({**PRIVATE, "secure_aggregation.rounding": "nearest"}, "secure_aggregation.rounding='nearest'"),

@@ -17,7 +17,7 @@ BASE: dict[str, Any] = {
     "algorithm": {"name": "fedavg", "steps": 1, "batch_size": 5},
     "executor": {"kind": "local", "inner": "serial", "block_size": 4},
 }
-OWED = {"name": "top_k", "share": 0.1, "feedback": True}
+OWED = {"name": "top_k", "share": 0.1, "error_feedback": True}
 
 
 def test_names_stand_for_their_defaults_and_lists_take_the_place_of_lists():
@@ -43,15 +43,15 @@ UNREAD = [
     ([{"name": "top_k", "k": 3, "levels": 2}], "transforms.up[0].levels=2"),
     (["sign", {"name": "qsgd", "levels": 0}], "transforms.up[1].levels=0"),
     (["sign", "qsgd"], "transforms.up[1].name='qsgd'"), (["low_rank", "bf16"], "transforms.up[1].name='bf16'"),
-    ([{"name": "random_k", "k": 3, "feedback": True, "unbiased": True}], "transforms.up[0]"),
-    *(([{"name": name, "feedback": True}], "transforms.up[0]") for name in ("qsgd", "ternary", "uniform", "rotation")),
-    (["rotation", OWED], "transforms.up[1].feedback=true"), ("sign", "transforms.up='sign'"),
+    ([{"name": "random_k", "k": 3, "error_feedback": True, "unbiased": True}], "transforms.up[0]"),
+    *(([{"name": name, "error_feedback": True}], "transforms.up[0]") for name in ("qsgd", "ternary", "uniform", "rotation")),
+    (["rotation", OWED], "transforms.up[1].error_feedback=true"), ("sign", "transforms.up='sign'"),
 ]  # fmt: skip
 REFUSED = [
     ({"transforms.up": [{"name": "top_k", "k": 651}]}, "transforms.up[0].k=651"),
-    ({"transforms.up": [OWED], "cohort.late": "keep", "cohort.respond": 5}, "cohort.late='keep': a late answer"),
-    ({"transforms.up": [OWED], **FEDBUFF}, "transforms.up[0].feedback=true"),
-    ({"transforms.up": [OWED], "algorithm": {"name": "drfa"}, "domains.kind": "label"}, "transforms.up[0].feedback=true"),
+    ({"transforms.up": [OWED], "cohort.late": "keep", "cohort.wait_for": 5}, "cohort.late='keep': a late answer"),
+    ({"transforms.up": [OWED], **FEDBUFF}, "transforms.up[0].error_feedback=true"),
+    ({"transforms.up": [OWED], "algorithm": {"name": "drfa"}, "domains.kind": "label"}, "transforms.up[0].error_feedback=true"),
     ({"transforms.up": [OWED, {"name": "qsgd", "levels": 8}]}, "transforms.up[1].name='qsgd'"),
     ({"transforms.up": [OWED, "ternary"]}, "transforms.up[1].name='ternary'"),
     ({"transforms.up": [OWED, {"name": "random_k", "share": 0.4}]}, "transforms.up[1].name='random_k'"),
@@ -64,7 +64,7 @@ REFUSED = [
     ({"transforms.down": ["delta"]}, "transforms.down=['delta']"),
     ({"transforms.down": ["rotation", "delta"]}, "transforms.down[1].name='delta'"),
     ({"transforms.down": [{"name": "clip", "norm": 1.0}]}, "transforms.down[0].name='clip'"),
-    ({"transforms.down": ["delta", OWED]}, "transforms.down[1].feedback=true"),
+    ({"transforms.down": ["delta", OWED]}, "transforms.down[1].error_feedback=true"),
     ({"transforms.down": "bf16"}, "transforms.down='bf16'"),
     ({"transforms.down": ["delta", "ternary"]}, "transforms.down[1].name='ternary'"),
     ({"transforms.down": ["delta", "bf16"], "cohort.late": "keep"}, "cohort.late='keep': a late answer"),
@@ -88,7 +88,7 @@ def test_without_feedback_an_asynchronous_server_and_late_answers_take_all(subte
             with subtests.test(f"{name} {changes}"):
                 assert Experiment(load(BASE, {"transforms.up": up, **changes})).algorithm.phases[0].uplink
     (down,) = Experiment(load(BASE, {**FEDBUFF, "transforms.down": ["bf16"]})).config.transforms.down
-    assert (down.name, down.feedback) == ("bf16", False)
+    assert (down.name, down.error_feedback) == ("bf16", False)
 
 
 def test_what_adds_less_than_arrives_may_follow_feedback():
@@ -98,7 +98,7 @@ def test_what_adds_less_than_arrives_may_follow_feedback():
 
 
 def test_the_clock_and_the_plan_are_told_what_is_really_sent():
-    up = [{"name": "top_k", "share": 0.01, "feedback": True}]
+    up = [{"name": "top_k", "share": 0.01, "error_feedback": True}]
     more = {"devices": "lognormal", "executor.inner": "factored"}
     plain, small = (Experiment(load(BASE, {"transforms.up": t, **more})) for t in ([], up))
     assert plain.costs.bytes_up == {"train": 4 * 650}
@@ -108,11 +108,9 @@ def test_the_clock_and_the_plan_are_told_what_is_really_sent():
     assert said["traffic a round"] == "about 0.00037 MB up, at least 0.026 MB down, if all answer"
     assert "until transforms.up multiplies out what is sent" in said["factored weights"]
     assert "transforms up" not in dict(describe(plain))
-    said = dict(
-        describe(Experiment(load(BASE, {"algorithm": "scaffold", "cohort.invite": 10})))
-    )  # and a control variate
+    said = dict(describe(Experiment(load(BASE, {"algorithm": "scaffold", "cohort.size": 10}))))  # and a control variate
     assert said["traffic a round"] == "about 0.052 MB up, at least as much down, if all answer"
-    half, most = ({"transforms.down": down, "cohort.invite": 10} for down in (["bf16"], ["delta", "sign"]))
+    half, most = ({"transforms.down": down, "cohort.size": 10} for down in (["bf16"], ["delta", "sign"]))
     said = dict(describe(Experiment(load(BASE, half))))
     assert said["transforms down"] == "bf16"
     assert said["traffic a round"] == "about 0.026 MB up, 0.0131 MB down, if all answer"  # 10 of 1,300 bytes and a rate

@@ -1,4 +1,4 @@
-"""What a configuration names outside of it, and by what one that was written here is known."""
+"""Trust in what a configuration names outside of it, and the seal of one that was written here."""
 
 from __future__ import annotations
 
@@ -114,12 +114,20 @@ def test_what_is_overridden_is_not_asked_about(tmp_path):
     check(path, trust=False, section="algorithm.")
 
 
-def test_one_file_is_asked_about_where_a_run_has_written_it(tmp_path):
-    path = written(tmp_path, yaml.safe_dump({"algorithm": "os:system"}))
+def test_one_file_is_asked_about_where_a_run_has_written_it(subtests, tmp_path):
+    text = yaml.safe_dump({"algorithm": "os:system"})
+    path = written(tmp_path, text)
     assert fedfleet.load(path).algorithm.name == "os:system"  # a file of the user's own
-    (tmp_path / "environment.json").write_text("{}")
+    for name in trust.OF_RUNS:
+        with subtests.test(name):
+            (tmp_path / name).write_text("{}")
+            refused(lambda: fedfleet.load(path), f"{path}: algorithm='os:system' would be called")
+            assert fedfleet.load(path, trust=True).algorithm.name == "os:system"
+            (tmp_path / name).unlink()
+    path = written(
+        tmp_path, f"{text}# sealed by fedfleet: {'0' * 64}\n"
+    )  # of somebody else's run, and nothing beside it
     refused(lambda: fedfleet.load(path), f"{path}: algorithm='os:system' would be called")
-    assert fedfleet.load(path, trust=True).algorithm.name == "os:system"
 
 
 def test_what_makes_nothing_here_is_not_called(subtests):

@@ -11,7 +11,7 @@ import fedfleet
 from fedfleet.author import (
     Algorithm,
     AveragingOptions,
-    Code,
+    Encoding,
     LocalOptions,
     Mean,
     Message,
@@ -59,7 +59,7 @@ class Even(BaseModel):
         return rng.sample(key, min(self.first, problem.clients), size, replace=replace), state
 
 
-class Alike:
+class Homogeneous:
     """As alike."""
 
     failures_per_hour = 0.0
@@ -72,18 +72,18 @@ class Alike:
         return Times(torch.where(load.steps > 0, 0.0, whole), whole / load.steps.clamp(min=1))
 
 
-def half(feedback=False):
+def half(error_feedback=False):
     """As fp16, whose bits nobody counts."""
-    return Rounded(feedback)
+    return Rounded(error_feedback)
 
 
 @dataclass(frozen=True)
 class Rounded:
-    feedback: bool
+    error_feedback: bool
 
-    def code(self, send, key, shared):
+    def encode(self, send, key, shared):
         rounded = {s: {n: x.to(torch.float16).to(x.dtype) for n, x in v.items()} for s, v in send.items()}
-        return Code(rounded, lambda rest: rest)
+        return Encoding(rounded, lambda rest: rest)
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,9 @@ class Wrong:
     """Sends what it is given, of which the server makes something else."""
 
     how: str
-    feedback: bool = False
+    error_feedback: bool = False
 
-    def code(self, send, key, shared):
+    def encode(self, send, key, shared):
         change = {
             "scalar": lambda rest: {s: {n: x.sum() for n, x in v.items()} for s, v in rest.items()},
             "whole": lambda rest: {s: {n: x.to(torch.int64) for n, x in v.items()} for s, v in rest.items()},
@@ -102,7 +102,7 @@ class Wrong:
             "slots": lambda rest: {},
             "nothing": lambda rest: None,
         }
-        return Code(send, change[self.how])
+        return Encoding(send, change[self.how])
 
 
 def digits(data_dir, clients, seed, *, rows=400):
@@ -148,7 +148,7 @@ def heated(options: "Heat", task, cohort, *, power=1):
 
     def round_(z, rnd):
         shared = Message(send={"z": z}, config={"lr": options.rates(rnd.index, task.parts)})
-        return rnd.map_reduce(phase, shared=shared, cohort=rnd.invite(cohort.invite))["z"], {}
+        return rnd.map_reduce(phase, shared=shared, cohort=rnd.invite(cohort.size))["z"], {}
 
     return Algorithm(lambda z, key, problem: z, round_, (phase,), {"global": View(lambda z: z)})
 
@@ -233,7 +233,7 @@ def unlike():
     return Coin(next(RATES))
 
 
-class Backwards(Alike):
+class Backwards(Homogeneous):
     def times(self, key, clients, load):
         found = super().times(key, clients, load)
         return Times(found.fixed, -found.step)
@@ -259,9 +259,9 @@ class Writing(Even):
 
 
 class Drawn(Rounded):
-    def code(self, send, key, shared):
+    def encode(self, send, key, shared):
         noisy = {s: {n: x + 1e-3 * torch.randn_like(x) for n, x in v.items()} for s, v in send.items()}
-        return Code(noisy, lambda rest: rest)
+        return Encoding(noisy, lambda rest: rest)
 
 
 def whole():

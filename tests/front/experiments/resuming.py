@@ -27,21 +27,21 @@ CASES: dict[str, dict[str, Any]] = {
     "two phases": {"task": {"name": "auc", "model": "logistic"}, "algorithm": {"name": "cdma_ada", "steps": 2}},
     "client state": {"algorithm": {"name": "scaffold", "steps": 2}, "cohort": {"min_responses": 4, "attempts": 50}},
     "owed": {"algorithm": {"name": "fedavg", "steps": 2},
-     "transforms": {"up": [{"name": "top_k", "share": 0.1, "feedback": True}, {"name": "qsgd", "levels": 15}]}},
+     "transforms": {"up": [{"name": "top_k", "share": 0.1, "error_feedback": True}, {"name": "qsgd", "levels": 15}]}},
     "hidden": {"algorithm": {"name": "fedavg", "steps": 2, "weight": "uniform"},
      "privacy": {"clip_norm": 0.5, "delta": 1e-3, "noise_multiplier": 1.0, "bands": 3}},
     "secretly drawn, and a norm that follows": {"algorithm": {"name": "fedavg", "steps": 2, "weight": "uniform"},
      "privacy": {"clip_norm": 0.5, "delta": 1e-3, "noise_multiplier": 1.0, "accounting": "poisson"},
-     "privacy.adaptive": {"count_noise": 2.0}, "selection": "poisson", "cohort": {"respond": "all"}},
+     "privacy.adaptive": {"count_noise": 2.0}, "selection": "poisson", "cohort": {"wait_for": "all"}},
     "hidden by clients": {"algorithm": {"name": "fedavg", "steps": 2, "weight": "uniform"},
      "privacy": {"clip_norm": 0.5, "delta": 1e-3, "noise_multiplier": 1.0, "noise": "clients"},
-     "cohort": {"respond": 6, "min_responses": 6, "attempts": 50}},
+     "cohort": {"wait_for": 6, "min_responses": 6, "attempts": 50}},
     "hidden examples, and a secret sum": {"algorithm": {"name": "scaffold", "steps": 2},
      "example_privacy": {"clip_norm": 1.0, "delta": 1e-3, "noise_multiplier": 1.0},
      "secure_aggregation": {"clip": {"dz": 1.0, "dc": 1.0}, "dropout": {"masked": 0.1, "unmasking": 0.1}},
      "cohort": {"attempts": 50}},
     "differences both ways": {"algorithm": {"name": "fedavg", "steps": 2},
-     "transforms": {"up": [{"name": "top_k", "share": 0.1, "feedback": True}],
+     "transforms": {"up": [{"name": "top_k", "share": 0.1, "error_feedback": True}],
      "down": ["delta", {"name": "random_k", "share": 0.2, "unbiased": False}]}},
     "attacked": {"algorithm": {"name": "robust", "of": {"name": "fedavg", "steps": 2}, "rule": "foolsgold"},
      "attack": {"kind": "backdoor", "share": 0.3, "scale": 3.0}},
@@ -50,16 +50,16 @@ CASES: dict[str, dict[str, Any]] = {
     "trusting": {"algorithm": {"name": "robust", "of": {"name": "scaffold", "steps": 2}, "rule": "fltrust"},
      "population.root": {"examples": 40}},
     "late answers": {"algorithm": {"name": "fedavg", "steps": 2},
-     "cohort": {"late": "keep", "stale_discount": 0.5, "respond": 4}, "selection": "oort"},
+     "cohort": {"late": "keep", "stale_discount": 0.5, "wait_for": 4}, "selection": "oort"},
     "asynchronous": {"algorithm": {"name": "fedbuff", "steps": 2, "buffer": 5, "concurrency": 12}},
 }  # fmt: skip
 for name, case in CASES.items():
     if name != "asynchronous":
-        case["cohort"] = {"invite": 8, "respond": "siwer", **case.get("cohort", {})}
+        case["cohort"] = {"size": 8, "wait_for": "siwer", **case.get("cohort", {})}
 KINDS = ("two phases", "client state", "owed", "secretly drawn, and a norm that follows", "attacked", "late answers")
 """Cases that between them keep every kind of state."""
 DIGESTS = ("files", "sha256")  # of a summary, of files with seconds in them
-TABLES = ("rounds", "phases", "fates", "clients", "classes")
+TABLES = ("rounds", "phases", "outcomes", "clients", "classes")
 
 
 class Interrupting(fedfleet.Callback):
@@ -106,4 +106,4 @@ def check_equal(run: Path, other: Path) -> None:
         pd.testing.assert_frame_equal(frame, tables_2[name], check_exact=True)
     assert summary == summary_2
     assert (run / "best.safetensors").read_bytes() == (other / "best.safetensors").read_bytes()
-    assert not (run / "fates").exists()
+    assert not (run / "outcomes").exists()

@@ -14,7 +14,7 @@ BASE: dict[str, Any] = {
     "rounds": 2,
     "population": THREE,
     "domains": {"kind": "given", "target": 4}, "task": {"name": "domain_adaptation", "hidden": [8]},
-    "algorithm": {"name": "fedmm", "steps": 3, "batch_size": 20, "lr": 0.05}, "cohort": {"invite": 6},
+    "algorithm": {"name": "fedmm", "steps": 3, "batch_size": 20, "lr": 0.05}, "cohort": {"size": 6},
     "executor": {"kind": "local"}, "evaluation": {"every": 1},
 }  # fmt: skip
 
@@ -27,7 +27,7 @@ def test_a_run_measures_both_domains_and_the_adversary(tmp_path, name):
     run = fedfleet.run(BASE, changes, out=tmp_path / "run")
     expected = {"eval/accuracy", "eval/target_accuracy", "eval/source_accuracy", "eval/domain_accuracy"}
     assert expected <= set(run.summary["final"])
-    assert set(run.rounds["heard"]) == {6}
+    assert set(run.rounds["completed"]) == {6}
     if name == "fedmm":
         assert run.rounds["algorithm/eta3"].tolist() == pytest.approx([1.0, 1.05**-0.01])
 

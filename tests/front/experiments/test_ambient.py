@@ -1,18 +1,23 @@
-"""What a caller has set around a run changes nothing of it."""
+"""Settings that a caller has made around a run change nothing of it."""
 
+import warnings
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedfleet
-from fedfleet.simulator.ambient import EXACT, Gpu, fresh_settings
+from fedfleet.simulator.ambient import EXACT, PRECISIONS, Gpu, fresh_settings
 from fedfleet.tasks import from_module
+from tests.refusals import refused
 
 CONFIG = {
     "rounds": 1,
     "population": {"clients": 5},
-    "cohort": {"invite": 2},
+    "cohort": {"size": 2},
     "executor": {"kind": "local"},
     "evaluation": {"every": 1, "per_client": True},
 }
@@ -39,9 +44,49 @@ def all_others():
         yield
 
 
+@contextmanager
+def flushing():
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def strict():
+    return warnings.catch_warnings(action="error")
+
+
+def precisions():
+    """Return what torch computes in, and what it would if all were set to TF32: some have settings of their own."""
+    if not hasattr(torch._C, "_get_fp32_precision_getter"):
+        return None
+    now = [torch._C._get_fp32_precision_getter(*at) for at in PRECISIONS]
+    with setting(lambda value: torch._C._set_fp32_precision_setter("generic", "all", value), "tf32", now[0]):
+        return now, [torch._C._get_fp32_precision_getter(*at) for at in PRECISIONS]
+
+
 AROUND = {
+    "oneDNN out of use": lambda: torch.backends.mkldnn.flags(enabled=False),
+    "halves by the newer way": lambda: setting(
+        lambda value: setattr(torch.backends.mkldnn, "fp32_precision", value), "bf16", "none"
+    ),
+    "halves in products": lambda: setting(
+        lambda value: setattr(torch.backends.mkldnn.matmul, "fp32_precision", value), "bf16", "none"
+    ),
+    "in full by the newer way": lambda: setting(
+        lambda value: setattr(torch.backends, "fp32_precision", value), "ieee", "none"
+    ),
+    "numbers near 0 flushed": flushing,
+    "warnings as errors": strict,
+    "NumPy's errors": lambda: np.errstate(all="raise"),
+    "anomalies": lambda: torch.autograd.set_detect_anomaly(True),
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "inference mode": torch.inference_mode,
+    "halves saved for gradients": lambda: torch.autograd.graph.saved_tensors_hooks(
+        lambda x: x.bfloat16() if x.dtype == torch.float32 else x,
+        lambda x: x.float() if x.dtype == torch.bfloat16 else x,
+    ),
     "all others": all_others,
 }
 
@@ -49,7 +94,13 @@ AROUND = {
 def test_a_run_is_the_same_whatever_surrounds_it(subtests, tmp_path):
     def make():
         return nn.Sequential(
-            nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 10)
+            nn.Conv2d(1, 2, 3),
+            nn.Flatten(),
+            nn.Linear(72, 8),
+            nn.BatchNorm1d(8),
+            nn.ReLU(),
+            nn.Dropout(0.2),
+            nn.Linear(8, 10),
         )
 
     plain = fedfleet.run(CONFIG, task=from_module(make), out=tmp_path / "plain")
@@ -57,12 +108,14 @@ def test_a_run_is_the_same_whatever_surrounds_it(subtests, tmp_path):
         with subtests.test(name):
             with around():
                 settings = torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+                precise = precisions()
                 run = fedfleet.run(CONFIG, task=from_module(make), out=tmp_path / name)
                 assert (
                     torch.get_default_dtype(),
                     torch.is_grad_enabled(),
                     torch.is_inference_mode_enabled(),
                 ) == settings
+                assert precisions() == precise
             for file in ("model.safetensors", "clients.parquet"):
                 assert (run.folder / file).read_bytes() == (plain.folder / file).read_bytes()
             assert run.summary["final"] == plain.summary["final"]
@@ -70,6 +123,21 @@ def test_a_run_is_the_same_whatever_surrounds_it(subtests, tmp_path):
         longer = fedfleet.resume(run.folder, {"rounds": 2}, task=from_module(make))
     whole = fedfleet.run(CONFIG, {"rounds": 2}, task=from_module(make), out=tmp_path / "whole")
     assert (longer.folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
+
+
+class Watching(TorchFunctionMode):
+    pass
+
+
+class Seeing(TorchDispatchMode):
+    pass
+
+
+def test_modes_that_see_every_operation_are_refused(tmp_path):
+    for mode in (Watching(), Seeing()):
+        with mode:
+            refused(lambda: fedfleet.run(CONFIG, out=tmp_path / "run"), type(mode).__name__)
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_a_gpu_is_told_goes_with_the_run(monkeypatch):

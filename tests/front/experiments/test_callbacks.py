@@ -36,7 +36,7 @@ class Notes(fedfleet.Callback):
         self.note(f"start {run.done}")
 
     def round(self, row: Any, phases: Any) -> str | None:
-        assert row["heard"] == sum(p["heard"] for p in phases)
+        assert row["completed"] == sum(p["completed"] for p in phases)
         return self.note(f"round {row['round']}")
 
     def evaluation(self, done: int, metrics: Any) -> str | None:

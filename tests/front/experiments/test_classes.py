@@ -1,4 +1,7 @@
-"""What the last model says of each class is on record, for tasks that have classes: the same examples as its accuracy, counted."""
+"""Classes on record: counts of the last model's predictions, on the same examples as its accuracy.
+
+Only tasks that have classes keep them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from fedfleet.simulator.driver.evaluation import confusions, says_classes
 BASE: dict[str, Any] = {
     "rounds": 3, "population": {"clients": 9, "partition": {"kind": "dirichlet", "alpha": 0.3}},
     "task": {"name": "classification", "model": "logistic"}, "algorithm": {"name": "fedavg", "lr": 0.05, "steps": 2},
-    "cohort": {"invite": 6}, "executor": {"kind": "local"}, "evaluation": {"every": 2},
+    "cohort": {"size": 6}, "executor": {"kind": "local"}, "evaluation": {"every": 2},
 }  # fmt: skip
 
 
@@ -75,7 +78,7 @@ def test_a_net_of_ones_own_is_counted_where_an_example_has_a_class(tmp_path, los
     x = np.random.default_rng(0).normal(size=(90, 2)).astype("float32")
     data = fedfleet.data.from_arrays(x, y * 30, client=np.arange(90) // 10, test=0.4)
     task = fedfleet.tasks.from_module(lambda: nn.Linear(2, outputs), loss=loss, metrics=["accuracy"])
-    config = {"rounds": 2, "cohort": {"invite": 3}, "executor": {"kind": "local"}}
+    config = {"rounds": 2, "cohort": {"size": 3}, "executor": {"kind": "local"}}
     done = fedfleet.run(config, task=task, data=data, out=tmp_path / "run")
     found = done.table("classes")
     assert right(found) == pytest.approx(done.summary["final"]["eval/accuracy"], abs=1e-12)

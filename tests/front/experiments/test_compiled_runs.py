@@ -15,7 +15,7 @@ from fedfleet.simulator.errors import ConfigError
 CONFIG = {
     "rounds": 8, "population": {"dataset": "digits", "clients": 20},
     "task": {"name": "classification", "model": "logistic"},
-    "algorithm": {"name": "fedavg", "steps": 2, "batch_size": 5, "lr": 0.1}, "cohort": {"invite": 8},
+    "algorithm": {"name": "fedavg", "steps": 2, "batch_size": 5, "lr": 0.1}, "cohort": {"size": 8},
     "executor": {"kind": "local", "inner": "batched", "block_size": 4}, "evaluation": {"every": 8},
 }  # fmt: skip
 

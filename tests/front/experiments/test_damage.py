@@ -1,4 +1,4 @@
-"""What a run does about files that are damaged, disks that are full and processes that are killed while they write."""
+"""Damaged files, full disks, and processes killed while they write, and what a run does about them."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ def test_a_process_killed_while_it_wrote(tmp_path, undisturbed):
     """A part, a checkpoint and an event that were under way are nothing."""
     given = {**CASES["stateless"], "rounds": 5}
     out = fedfleet.Experiment(fedfleet.load(BASE, given)).run(tmp_path / "run").folder
-    (out / "fates.part.tmp").write_bytes(b"PAR1")
-    (out / "fates").mkdir()
+    (out / "outcomes.part.tmp").write_bytes(b"PAR1")
+    (out / "outcomes").mkdir()
     (out / "checkpoints" / "round-00000009.tmp").write_bytes(b"half")
     (out / "events.jsonl").write_text('{"round": 3, "event": "worker_died"}\n{"round": 4, "ev')
     fedfleet.resume(out, ["rounds=9"])
@@ -165,9 +165,9 @@ def test_what_goes_wrong_beside_a_round_ends_the_run_and_loses_nothing(
 
     monkeypatch.setattr(parts.pq, "write_table", failing)
     tells(lambda: fedfleet.Experiment(config("client state")).run(out), "No space left on device", FedfleetError)
-    rounds, fates = (pd.read_parquet(out / f"{name}.parquet")["round"] for name in ("rounds", "fates"))
+    rounds, outcomes = (pd.read_parquet(out / f"{name}.parquet")["round"] for name in ("rounds", "outcomes"))
     assert len(rounds) > 1
-    assert set(fates) == set(rounds)
+    assert set(outcomes) == set(rounds)
     fedfleet.resume(out)
     check_equal(out, undisturbed("client state"))
 

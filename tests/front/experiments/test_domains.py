@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import fedfleet
 from fedfleet.algorithms.mixture import Dual, DualOptions
-from fedfleet.assembly.gap import DomainLosses
+from fedfleet.assembly.duality_gap import DomainLosses
 from fedfleet.commands.plan import describe
 from fedfleet.datasets.files import DataError
 from fedfleet.experiments import campaign
@@ -31,7 +31,7 @@ BASE: dict[str, Any] = {
     "rounds": 6,
     "population": THREE,
     "task": {"name": "classification", "model": "logistic"},
-    "algorithm": {"name": "afl", "lr": 0.05, "dual": {"lr": 0.05}}, "cohort": {"invite": 9},
+    "algorithm": {"name": "afl", "lr": 0.05, "dual": {"lr": 0.05}}, "cohort": {"size": 9},
     "executor": {"kind": "local"}, "evaluation": {"every": 3},
 }  # fmt: skip
 
@@ -141,7 +141,7 @@ def test_a_duality_gap_that_is_none(subtests):
 CLUSTERS = {
     "population.clients": 40, "population.partition.kind": "label_sorted", "population.dataset.label_domains": False,
     "domains": {"kind": "clusters", "count": 3, "min_examples": 30}, "evaluation": {"every": 3, "per_client": True},
-    "cohort.invite": 20,
+    "cohort.size": 20,
 }  # fmt: skip
 
 
@@ -173,7 +173,7 @@ def test_a_run_that_goes_on_has_the_same_domains(run, tmp_path):
 
 
 def test_drfa_with_every_client_a_domain(tmp_path):
-    given = {"algorithm": {"name": "drfa", "steps": 3, "dual.lr": 0.01}, "domains": "client", "cohort.invite": 4}
+    given = {"algorithm": {"name": "drfa", "steps": 3, "dual.lr": 0.01}, "domains": "client", "cohort.size": 4}
     done = fedfleet.Experiment(fedfleet.load(BASE, given)).run(tmp_path / "run")
     assert (len(done.table("domains")), done.table("phases")["phase"].tolist()) == (2 * 9, ["train", "loss"] * 6)
     assert "accuracy" not in done.table("domains")  # no test example is of a client
@@ -185,7 +185,7 @@ def test_drfa_with_every_client_a_domain(tmp_path):
 
 def test_the_agnostic_model_is_better_where_the_other_is_worst(tmp_path):
     """The largest loss of a domain is lower at the end, with every example in every step."""
-    more = {"population.dataset.classes": [1, 8, 9, 5], "population.clients": 12, "cohort.invite": 12, "rounds": 60}
+    more = {"population.dataset.classes": [1, 8, 9, 5], "population.clients": 12, "cohort.size": 12, "rounds": 60}
     more |= {
         "evaluation.every": 60, "algorithm.optimizer.name": "adam", "algorithm.lr": 0.01, "algorithm.average": False,
     }  # fmt: skip
@@ -208,7 +208,7 @@ def test_the_report_draws_lambda(run, tmp_path):
 @pytest.mark.slow
 def test_the_report_draws_many_domains_as_a_heat_map(tmp_path):
     dataset = {"name": "synthetic", "domains": 40, "features": 5, "test_examples": 200}
-    config = {**BASE, "population": {"dataset": dataset, "clients": 80}, "cohort": {"invite": 20}}
+    config = {**BASE, "population": {"dataset": dataset, "clients": 80}, "cohort": {"size": 20}}
     done = fedfleet.Experiment(fedfleet.load(config)).run(tmp_path / "run")
     assert done.summary["final"]["eval/accuracy_worst_tenth"] >= done.summary["final"]["eval/accuracy_worst_domain"]
     text = write_report([done.folder], tmp_path).read_text(encoding="utf-8")
@@ -240,7 +240,7 @@ def test_mistakes_are_told_in_one_line_before_work_starts(subtests, tmp_path):
         ({"algorithm": {"name": "qffl"}, "task": "auc"}, "algorithm.name='qffl': it minimises, and task.name='auc'"),
         ({"algorithm": {"theory": {"rounds": 7, "gradient": 1.0, "losses": 1.0}, "radius": 1.0, "lr": 0.1},
          "algorithm.dual.lr": 0.01}, "algorithm.theory.rounds=7: the run has rounds="),
-        ({"algorithm": {"method": "best_response", "strong_convexity": 1.0}, "cohort.invite": 9, "task.model": "mlp"},
+        ({"algorithm": {"method": "best_response", "strong_convexity": 1.0}, "cohort.size": 9, "task.model": "mlp"},
          "task.model='mlp'"),
         ({"population": {"dataset": {"name": "synthetic", "classes": 4}, "clients": 10**9, "partition": "iid"}},
          "algorithm='afl': it looks at every client once, 1,000,000,000 of them"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from contextlib import nullcontext
@@ -12,7 +13,9 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from torch import nn
 
+import fedfleet
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.config import schema as config
 from fedfleet.config.population import load_data
@@ -21,18 +24,19 @@ from fedfleet.experiments.experiment import Experiment, Run
 from fedfleet.experiments.progress import Progress
 from fedfleet.report import write_report
 from fedfleet.simulator.errors import ClientError, FedfleetError
+from fedfleet.tasks import from_module
 from tests.parts import slow_but
 from tests.refusals import all_say
 
 DROP = {"on_client_error": "drop_client", "non_finite": "drop_client"}
 BASE: dict[str, Any] = {
     "rounds": 4, "population": {"clients": 12}, "task": {"name": "classification", "model": "mlp", "hidden": [8]},
-    "algorithm": {"name": "scaffold", "epochs": 1}, "cohort": {"invite": 6},
+    "algorithm": {"name": "scaffold", "epochs": 1}, "cohort": {"size": 6},
     "executor": {"kind": "local", "block_size": 2, "inner": "factored"}, "evaluation": {"every": 2},
 }  # fmt: skip
 RAISED = "RuntimeError: index 99 is out of bounds for dimension 1 with size 10"
 """What torch says of a label that does not exist."""
-TABLES = ("rounds", "phases", "fates")
+TABLES = ("rounds", "phases", "outcomes")
 
 
 def run(out: Path, given: dict[str, Any], fault: str | None, bad: tuple[int, ...] = (2, 3, 7)) -> Run:
@@ -56,8 +60,8 @@ def events(done: Run) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("fault", [None, "nan", "label"])
 def test_events_say_who_was_dropped_and_whether_the_run_can_be_repeated_to_the_bit(tmp_path, fault):
     done = run(tmp_path / "run", {"faults": DROP}, fault)
-    lines, fates = events(done), done.table("fates")
-    dropped = fates[fates.fate == "failed"]
+    lines, outcomes = events(done), done.table("outcomes")
+    dropped = outcomes[outcomes.outcome == "failed"]
     assert (len(lines) > 0) == (fault is not None)
     columns = ["round", "phase", "attempt", "client"]
     found = pd.DataFrame(lines, columns=columns).sort_values(columns).to_numpy().tolist()
@@ -72,7 +76,7 @@ def test_events_say_who_was_dropped_and_whether_the_run_can_be_repeated_to_the_b
             assert "traceback" not in e
     assert done.summary["bit_exact"] is (fault != "label")
     assert done.rounds.failed.tolist() == [sum(e["round"] == t for e in lines) for t in range(4)]
-    assert (done.rounds.heard + done.rounds.failed == 6).all()
+    assert (done.rounds.completed + done.rounds.failed == 6).all()
     assert done.rounds.train_loss.notna().all()
 
 
@@ -83,7 +87,7 @@ def test_events_say_who_was_dropped_and_whether_the_run_can_be_repeated_to_the_b
 def test_two_actors_give_the_bytes_of_this_process(tmp_path, fault, algorithm):
     given: dict[str, Any] = {"faults": DROP}
     if algorithm == "fedbuff":
-        given |= {"algorithm": {"name": "fedbuff", "epochs": 1, "buffer": 4, "concurrency": 6}, "cohort.invite": 10}
+        given |= {"algorithm": {"name": "fedbuff", "epochs": 1, "buffer": 4, "concurrency": 6}, "cohort.size": 10}
     here = run(tmp_path / "local", given, fault)
     there = run(
         tmp_path / "ray", {**given, "executor.kind": "ray", "executor.actors": 2, "executor.cpus_per_actor": 0.5}, fault
@@ -100,7 +104,7 @@ def test_two_actors_give_the_bytes_of_this_process(tmp_path, fault, algorithm):
 @pytest.mark.slow
 def test_a_client_that_hangs_is_dropped(tmp_path):
     given = {
-        "rounds": 1, "population.clients": 4, "cohort.invite": 4,
+        "rounds": 1, "population.clients": 4, "cohort.size": 4,
         "executor": {"kind": "ray", "actors": 2, "cpus_per_actor": 0.5, "inner": "serial"},
         "faults": {**DROP, "client_timeout_s": 6},
     }  # fmt: skip
@@ -124,8 +128,8 @@ def test_a_client_that_hangs_is_dropped(tmp_path):
     (dropped,) = [e for e in events(done) if e["event"] == "client_dropped"]
     assert (dropped["client"], dropped["why"]) == (2, "not done after 6 s")
     assert done.summary["bit_exact"] is False
-    fates = done.table("fates")
-    assert (fates.client[fates.fate == "failed"].tolist(), done.rounds.heard.tolist()) == ([2], [3])
+    outcomes = done.table("outcomes")
+    assert (outcomes.client[outcomes.outcome == "failed"].tolist(), done.rounds.completed.tolist()) == ([2], [3])
 
 
 @pytest.mark.parametrize("task", ["classification", "auc"])
@@ -139,12 +143,25 @@ def test_what_is_kept_upsets_nothing(tmp_path, task):
     assert done.summary["status"] == "finished"
     assert done.summary["bit_exact"] is True
     assert events(done) == []
-    assert (done.rounds.heard == (6 if task == "classification" else 12)).all()
+    assert (done.rounds.completed == (6 if task == "classification" else 12)).all()
     clients = done.table("clients")
     assert len(clients) == 2 * 12
     assert clients.filter(like="loss").isna().all(axis=None)
     json.loads((done.folder / "summary.json").read_text())
     write_report([done.folder], tmp_path / "report.html")
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), asyncio.CancelledError(), ValueError("two\nlines")], ids=repr)
+def test_a_metric_that_raises_ends_the_run_in_a_line(tmp_path, error):
+    def metric(outputs, y):
+        raise error
+
+    task = from_module(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), metrics=[metric])
+    with pytest.raises(ClientError) as e:
+        fedfleet.run({"rounds": 1, "population.clients": 4, "cohort.size": 2}, task=task, out=tmp_path / "run")
+    assert str(e.value).startswith("the task's metrics: ")
+    assert "\n" not in str(e.value)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
 
 
 def test_fail_is_the_default_and_names_the_client(tmp_path):

@@ -1,4 +1,4 @@
-"""What is measured where one domain is nobody's: the gap, the worst source, and the three ways to select models."""
+"""Measures where no client has one domain: the gap, the worst source, and the three ways to select models."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ BASE: dict[str, Any] = {
     "rounds": 6,
     "population": THREE,
     "domains": {"target": 4}, "task": {"name": "classification", "model": "logistic"},
-    "algorithm": {"name": "fedavg", "lr": 0.05}, "cohort": {"invite": 6}, "executor": {"kind": "local"},
+    "algorithm": {"name": "fedavg", "lr": 0.05}, "cohort": {"size": 6}, "executor": {"kind": "local"},
     "evaluation": {"every": 1, "validation": 0.25}, "checkpoint": {"best": "eval/validation_source_loss"},
 }  # fmt: skip
 RECT: dict[str, Any] = {
     **{k: BASE[k] for k in ("executor", "algorithm")}, "rounds": 3,
     "population": {"dataset": "rect4", "clients": 4, "partition": "by_domain"},
-    "task": {"name": "classification", "model": "logistic"}, "cohort": {"invite": 3}, "domains": {"target": "user4"},
+    "task": {"name": "classification", "model": "logistic"}, "cohort": {"size": 3}, "domains": {"target": "user4"},
     "evaluation": {"every": 1, "validation": 0.2},
 }  # fmt: skip
 
@@ -137,7 +137,7 @@ def test_a_table_of_selected_models_asks_by_what_and_has_no_metric_of_one_domain
 def test_leave_one_domain_out_validation_is_a_study_of_the_sources(tmp_path):
     """With domain 4 put by, each source is left out in turn for each rate; the mean says which is best."""
     sources = {**BASE, "rounds": 2, "population": {**BASE["population"], "clients": 6}, "domains": {}}
-    config = fedfleet.load(sources, {"population.dataset.classes": [1, 8], "cohort.invite": 3})
+    config = fedfleet.load(sources, {"population.dataset.classes": [1, 8], "cohort.size": 3})
     planned = studying.plan(config, ["algorithm.lr=0.001,0.5", "domains.target=each"], seeds=2)
     assert planned.varied == {"algorithm.lr": [0.001, 0.5], "domains.target": ["1", "8"]}
     tables = studying.run(studying.prepare(planned, Progress.silent()), tmp_path, Progress.silent(), jobs=1)
@@ -159,17 +159,17 @@ def test_the_line_that_is_learnt_is_measured_and_drawn(rect):
     z = load_model(rect.folder / "model.safetensors", fedfleet.Experiment(fedfleet.load(RECT)).z)["x"]
     w, b = z["1.weight"][1] - z["1.weight"][0], z["1.bias"][1] - z["1.bias"][0]
     assert rect.summary["final"]["eval/boundary_distance"] == pytest.approx(float(b.abs() / w.norm()), rel=1e-5)
-    plane = load_file(rect.folder / "plane.safetensors")
-    assert (plane["x"].shape, set(plane["domain"])) == ((800, 2), {0, 1, 2, 3})
-    first, second = plane["axes"]
-    assert first[0] < plane["x"][:, 0].min()
-    assert second[-1] > plane["x"][:, 1].max()
-    margin = plane["log_probability"][..., 1] - plane["log_probability"][..., 0]
+    decision_boundary = load_file(rect.folder / "decision_boundary.safetensors")
+    assert (decision_boundary["x"].shape, set(decision_boundary["domain"])) == ((800, 2), {0, 1, 2, 3})
+    first, second = decision_boundary["axes"]
+    assert first[0] < decision_boundary["x"][:, 0].min()
+    assert second[-1] > decision_boundary["x"][:, 1].max()
+    margin = decision_boundary["log_probability"][..., 1] - decision_boundary["log_probability"][..., 0]
     want = first[None] * float(w[0]) + second[:, None] * float(w[1]) + float(b)
     np.testing.assert_allclose(margin, want, rtol=1e-3, atol=1e-3)
 
 
 def test_examples_that_are_no_points_have_no_plane(tmp_path):
     done = fedfleet.run(BASE, {"rounds": 1}, out=tmp_path / "run")
-    assert not (done.folder / "plane.safetensors").exists()
+    assert not (done.folder / "decision_boundary.safetensors").exists()
     assert "eval/boundary_distance" not in done.summary["final"]

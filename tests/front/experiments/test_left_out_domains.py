@@ -10,7 +10,7 @@ from PIL import Image
 from fedfleet.commands.plan import describe
 from fedfleet.config import schema
 from fedfleet.datasets.folders import SETS
-from fedfleet.experiments import trials
+from fedfleet.experiments import sweep
 from fedfleet.experiments.experiment import Experiment
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "fedomg"
@@ -29,9 +29,9 @@ def made(root: Path, name: str, each: int) -> Path:
     return root
 
 
-def rows(name: str, data: Path, **given: object) -> dict[str, trials.Trial]:
+def rows(name: str, data: Path, **given: object) -> dict[str, sweep.Trial]:
     small = {"population.data_dir": str(data), "population.dataset.side": 32, "task.weights": "random", **given}
-    return {trial.label: trial for trial in trials.planned(schema.load(CONFIGS / f"{name}.yaml", small))}
+    return {trial.label: trial for trial in sweep.planned(schema.load(CONFIGS / f"{name}.yaml", small))}
 
 
 @pytest.fixture(autouse=True)

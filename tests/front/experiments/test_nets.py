@@ -12,7 +12,7 @@ from fedfleet.tasks.losses import cross_entropy
 from fedfleet.tasks.options import DataShape, ModelOptions
 
 CONFIG = {
-    "rounds": 1, "population": {"clients": 20}, "cohort": {"invite": 3}, "algorithm": {"batch_size": 5, "steps": 2},
+    "rounds": 1, "population": {"clients": 20}, "cohort": {"size": 3}, "algorithm": {"batch_size": 5, "steps": 2},
     "executor": {"kind": "local"},
 }  # fmt: skip
 

@@ -21,7 +21,7 @@ LIKED = [i % 2 for i in range(80)]
 CLIENT = [f"critic {i // 8}" for i in range(80)]
 CONFIG: dict[str, Any] = {
     "rounds": 3, "task": {"model": "bag", "hidden": [8]}, "algorithm": {"lr": 1.0, "batch_size": 4},
-    "cohort": {"invite": 6}, "evaluation": {"per_client": True}, "executor": {"kind": "local"},
+    "cohort": {"size": 6}, "evaluation": {"per_client": True}, "executor": {"kind": "local"},
 }  # fmt: skip
 
 

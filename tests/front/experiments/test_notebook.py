@@ -1,4 +1,4 @@
-"""What a notebook shows of a run: one well-formed piece of HTML, and one line of progress that replaces itself."""
+"""A run in a notebook: one well-formed piece of HTML, and one line of progress that replaces itself."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.front.experiments.resuming import Interrupting
 from tests.refusals import tells
 
 CONFIG = {
-    "rounds": 2, "population": {"clients": 4}, "cohort": {"invite": 2}, "task": {"model": "logistic"},
+    "rounds": 2, "population": {"clients": 4}, "cohort": {"size": 2}, "task": {"model": "logistic"},
     "executor": {"kind": "local", "inner": "serial"},
 }  # fmt: skip
 
@@ -66,7 +66,7 @@ def test_progress_is_shown_in_python_and_says_of_which_round_a_metric_is(tmp_pat
     fedfleet.run(CONFIG, {"evaluation.every": 2}, out=tmp_path / "run", callbacks=fedfleet.Progress())
     shown = capsys.readouterr().out
     assert "initial model: accuracy " in shown
-    assert "round 2/2 | heard 2 of 2 " in shown
+    assert "round 2/2 | completed 2 of 2 " in shown
     progress = fedfleet.Progress()
     progress._metric, progress._rounds = "accuracy 0.5", 3
     assert "| accuracy 0.5 after 0 |" in progress._line([], 1, 3)
@@ -94,7 +94,7 @@ def test_data_say_in_a_line_what_they_have() -> None:
 
 def test_every_column_of_the_tables_is_in_the_documentation(several: Path) -> None:
     run = fedfleet.open_run(several / "FedAvg" / "seed-0")
-    page = (Path(__file__).parents[3] / "docs" / "concepts.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "run_folder.md").read_text(encoding="utf-8")
     table = page[page.index("| column of `rounds.parquet`") : page.index("`phases.parquet` has the same")]
     named = {
         name
@@ -103,9 +103,9 @@ def test_every_column_of_the_tables_is_in_the_documentation(several: Path) -> No
     }
     assert named == {
         "eval/<metric>" if name.startswith("eval/") else name for name in {*run.rounds, "skipped"}
-    }  # which runs of cohort.void=skip have
+    }  # which runs of cohort.on_abort=skip have
     assert run.table("phases").columns.difference(run.rounds.columns).tolist() == ["attempt", "phase"]
-    assert {"client", "fate", "virtual_s"} <= set(run.table("fates"))
+    assert {"client", "outcome", "virtual_s"} <= set(run.table("outcomes"))
 
 
 @pytest.mark.extras("transformers")
@@ -117,7 +117,7 @@ def test_a_transformer_comes_back_where_the_file_that_configured_it_is_gone(tmp_
     (tmp_path / "bert.json").write_text(json.dumps(told))
     texts = ["a fine film" if i % 2 else "a poor film" for i in range(40)]
     data = fedfleet.data.from_texts(texts, [i % 2 for i in range(40)], client=[i // 8 for i in range(40)])
-    config = {"rounds": 1, "cohort": {"invite": 2}, "algorithm": {"batch_size": 4}, "executor": {"kind": "local"}}
+    config = {"rounds": 1, "cohort": {"size": 2}, "algorithm": {"batch_size": 4}, "executor": {"kind": "local"}}
     model = {"task": {"model": f"transformers:{tmp_path / 'bert.json'}"}}
     run = fedfleet.run(config | model, data=data, out=tmp_path / "run")
     assert json.loads((run.folder / "net.json").read_text()) == told

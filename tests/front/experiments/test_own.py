@@ -163,7 +163,7 @@ def test_config_and_summary_say_what_ran_and_nothing_that_did_not(done):
     assert written["algorithm"] == {"own": describe(parts["algorithm"])}
     assert written["task"] == {"own": describe(parts["task"])}
     assert written["population"]["dataset"] == {"own": {**describe(parts["data"]), "given": ["data"]}}
-    assert (written["cohort"]["invite"], run.summary["label"]) == (4, "mine")
+    assert (written["cohort"]["size"], run.summary["label"]) == (4, "mine")
     assert (run.summary["own"].keys(), run.summary["own"]["task"]) == (parts.keys(), describe(parts["task"]))
     report = fedfleet.write_report([run.folder], run.folder).read_text()
     assert describe(parts["algorithm"])["source"] in report
@@ -211,8 +211,8 @@ def test_resuming_takes_the_same_and_refuses_what_differs(subtests, done, tmp_pa
 
 
 def test_a_cohort_that_is_not_asked_for_is_refused(tmp_path):
-    tells(lambda: fedfleet.run(CONFIG, {"cohort.invite": 7}, algorithm=mine(), out=tmp_path / "run"), "cohort.invite=7")
-    assert fedfleet.Experiment(fedfleet.load(CONFIG, {"cohort.invite": 4}), algorithm=mine()).config.cohort.invite == 4
+    tells(lambda: fedfleet.run(CONFIG, {"cohort.size": 7}, algorithm=mine(), out=tmp_path / "run"), "cohort.size=7")
+    assert fedfleet.Experiment(fedfleet.load(CONFIG, {"cohort.size": 4}), algorithm=mine()).config.cohort.size == 4
 
 
 def test_what_is_no_part_is_refused(subtests, tmp_path):
@@ -305,8 +305,8 @@ def test_clients_of_ones_own_are_recorded_and_asked_for_as_what_they_are(tmp_pat
     written = yaml.safe_load((run.folder / "config.yaml").read_text())["population"]
     about = written["dataset"]["own"]
     assert written["clients"] == 12
-    more = fedfleet.load(FEW, {"cohort.invite": 13})
-    tells(lambda: fedfleet.Experiment(more, population=Clients.made()), "cohort.invite=13 … population.clients=12")
+    more = fedfleet.load(FEW, {"cohort.size": 13})
+    tells(lambda: fedfleet.Experiment(more, population=Clients.made()), "cohort.size=13 … population.clients=12")
     assert (about["name"], about["module"], about["given"]) == ("Clients", __name__, ["population"])
     assert about["options"]["local_data"].startswith("of a few clients sha256:")
     tells(lambda: fedfleet.resume(run.folder, {"rounds": 2}), "population=… … fedfleet.resume(RUN, population=…)")

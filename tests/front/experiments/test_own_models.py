@@ -18,7 +18,7 @@ from tests.refusals import all_say
 BASE: dict[str, Any] = {
     "rounds": 3,
     "population": {"clients": 12, "held_out": 0.25, "partition": {"kind": "dirichlet", "alpha": 0.3, "min_size": 6}},
-    "cohort": {"invite": 5}, "task": {"name": "classification", "model": "mlp", "hidden": [8]},
+    "cohort": {"size": 5}, "task": {"name": "classification", "model": "mlp", "hidden": [8]},
     "algorithm": {"name": "fedavg", "steps": 3, "batch_size": 5, "lr": 0.2}, "executor": {"kind": "local"},
     "evaluation": {"every": 3, "per_client": True},
 }  # fmt: skip
@@ -118,4 +118,4 @@ def test_what_cannot_be_is_refused(subtests):
          "population.partition": {"kind": "by_domain"}, "domains.target": [9], "task": {"name": "two_heads"},
          "algorithm": {"name": "fact"}}, "population.held_out=0.25"),
     ]  # fmt: skip
-    all_say(subtests, lambda overrides: Experiment(fedfleet.load(BASE, {"cohort.invite": 2, **overrides})), rows)
+    all_say(subtests, lambda overrides: Experiment(fedfleet.load(BASE, {"cohort.size": 2, **overrides})), rows)

@@ -15,7 +15,7 @@ from torch import nn
 import fedfleet
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.commands.plan import describe
-from fedfleet.experiments import campaign, trials
+from fedfleet.experiments import campaign, sweep
 from fedfleet.experiments.progress import Progress
 from fedfleet.report.groups import grouped
 from fedfleet.report.tables import read
@@ -29,7 +29,7 @@ from tests.tasks import own_nets
 CONFIG: dict[str, Any] = {
     "rounds": 2, "population": {"clients": 12, "partition": {"kind": "quantity_skew", "min_size": 3}},
     "task": {"name": "classification"}, "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 4, "steps": 3},
-    "cohort": {"invite": 4}, "executor": {"kind": "local", "inner": "batched"}, "evaluation": {"every": 2},
+    "cohort": {"size": 4}, "executor": {"kind": "local", "inner": "batched"}, "evaluation": {"every": 2},
 }  # fmt: skip
 HERE = "tests.tasks.own_nets:"
 NET = """
@@ -146,7 +146,7 @@ def test_runs_of_two_nets_are_compared_in_this_process_and_in_others(folder, tmp
     varied = fedfleet.load(
         folder / "run.yaml", {"vary": {"task.arguments.width": [2, 4]}, "task.model": f"{module}:make"}
     )
-    assert [fedfleet.Experiment(t.config).task.init(0)["x"]["1.bias"].numel() for t in trials.planned(varied)] == [2, 4]
+    assert [fedfleet.Experiment(t.config).task.init(0)["x"]["1.bias"].numel() for t in sweep.planned(varied)] == [2, 4]
 
 
 @pytest.mark.ray
@@ -182,6 +182,8 @@ def test_what_will_not_do_is_refused_in_one_line_before_the_run(subtests, tmp_pa
         ({"model": f"{HERE}SLOPE"}, "it is a float, and is to be called"),
         ({"model": f"{HERE}no_net"}, "no_net returned a dict: return a torch.nn.Module"),
         ({"model": f"{HERE}broken"}, "broken raised KeyError ('width')"),
+        ({"model": f"{HERE}leaving"}, "leaving raised EndsProgram (it raised SystemExit(0), which would end the program)"),
+        ({"model": "tests.tasks.own_end:net"}, "cannot be imported (EndsProgram: it raised SystemExit(0)"),
         ({"model": f"{HERE}unlearnt"}, "it has no parameters to learn"),
         ({"model": f"{HERE}lazy"}, "'1.weight' has no shape yet"),
         ({"model": f"{HERE}needs"}, "needs needs 'depth': give task.arguments.depth"),
@@ -200,6 +202,8 @@ def test_what_will_not_do_is_refused_in_one_line_before_the_run(subtests, tmp_pa
         ({"model": f"{HERE}Listed"}, "for those in a plain list are not found"),
         ({"model": f"{HERE}Pair"}, "its forward returned a tuple: return a tensor"),
         ({"model": f"{HERE}Mean"}, "it has outputs of shape (10,) for 3 examples"),
+        ({"model": f"{HERE}Replacing"}, "in training it gives x.layer.weight other data"),
+        ({"model": f"{HERE}ByTheCount"}, "where a row more fills the batch up, x.layer.weight has another gradient"),
         ({"model": f"{HERE}OverTheBatch"},
          "lets rows of weight 0, which only fill a batch up, change what comes of the others"),
         ({"model": f"{HERE}at_random"}, "two nets of one seed begin with other weights"),
@@ -238,7 +242,7 @@ def test_a_module_that_cannot_be_imported_says_why(folder):
 def test_a_plan_says_what_a_net_of_torchvision_is_told():
     x, y = torch.rand(12, 3, 32, 32), torch.arange(12) % 3
     task = {"name": "classification", "model": "torchvision:shufflenet_v2_x0_5", "norm": "group"}
-    config = {"task": task, "executor": {"kind": "local", "inner": "serial"}, "cohort": {"invite": 2}}
+    config = {"task": task, "executor": {"kind": "local", "inner": "serial"}, "cohort": {"size": 2}}
     config |= {"algorithm": {"batch_size": 2}}
     made = fedfleet.Experiment(fedfleet.load(config), data=fedfleet.data.from_arrays(x, y, client=y))
     assert dict(describe(made))["told to the net"] == "num_classes 3, as the data have"
@@ -360,7 +364,7 @@ def test_a_whole_task_and_a_whole_algorithm_are_named_as_nets_are(tmp_path):
     assert all(len(written[part]["source"]) == 64 for part in parts)
     assert run.summary["own"] == {}
     task = own_nets.regression((1, 8, 8), 10)
-    algorithm = own_nets.damped(task, CohortOptions(invite=4), damping=0.25)
+    algorithm = own_nets.damped(task, CohortOptions(size=4), damping=0.25)
     own = {k: v for k, v in CONFIG.items() if k not in parts}
     same = fedfleet.run(own, task=task, algorithm=algorithm, out=tmp_path / "same")
     assert (run.folder / "model.safetensors").read_bytes() == (same.folder / "model.safetensors").read_bytes()

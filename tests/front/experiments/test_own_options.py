@@ -15,16 +15,16 @@ import yaml
 
 import fedfleet
 from fedfleet.algorithms.fedavg import AveragingOptions
-from fedfleet.experiments import campaign, trials
+from fedfleet.experiments import campaign, sweep
 from fedfleet.experiments.progress import Progress
 from fedfleet.tuning import search
 from tests.front.experiments.resuming import check_equal
 from tests.refusals import all_say
 
 HERE = "tests.front.experiments.own_parts:"
-PAGE = Path(__file__).parents[3] / "docs" / "own_parts.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guides" / "own_parts.md"
 CONFIG: dict[str, Any] = {
-    "rounds": 3, "population": {"clients": 12}, "task": {"model": "logistic"}, "cohort": {"invite": 6},
+    "rounds": 3, "population": {"clients": 12}, "task": {"model": "logistic"}, "cohort": {"size": 6},
     "algorithm": {"name": f"{HERE}heated", "lr": 0.1, "batch_size": 4, "steps": 2},
     "executor": {"kind": "local"}, "evaluation": {"every": 3}, "checkpoint": {"every_s": 0},
 }  # fmt: skip
@@ -96,12 +96,12 @@ def test_options_given_for_another_name_are_kept_where_the_function_takes_them()
         "b": {"algorithm": f"{HERE}unheated"},
         "c": {"algorithm": f"{HERE}plain"},
     }
-    plan = trials.planned(fedfleet.load({**CONFIG, **base}, {"compare": compare}))
+    plan = sweep.planned(fedfleet.load({**CONFIG, **base}, {"compare": compare}))
     heated, unheated, plain = (fedfleet.Experiment(trial.config).config.algorithm for trial in plan)
     assert (heated.lr, heated.steps, heated.weight, heated.epochs) == (0.3, 2, "num_examples", None)
     assert (unheated.lr, hasattr(unheated, "weight"), hasattr(plain, "lr")) == (0.3, False, False)
     assert pickle.loads(pickle.dumps((heated, plan[0].config.algorithm))) == (heated, plan[0].config.algorithm)
-    assert trials.left_out(plan) == [
+    assert sweep.left_out(plan) == [
         f"left out algorithm.correction: {HERE}heated has no such option",
         f"left out algorithm.correction: {HERE}unheated has no such option",
         f"left out algorithm.steps, algorithm.lr and algorithm.correction: {HERE}plain has no such option",

@@ -25,12 +25,12 @@ from tests.refusals import all_say, tells
 HERE = "tests.front.experiments.own_parts:"
 CONFIG: dict[str, Any] = {
     "rounds": 4, "population": {"dataset": {"name": "digits"}, "clients": 12}, "task": {"model": "logistic"},
-    "algorithm": {"name": "scaffold", "lr": 0.1, "batch_size": 4, "steps": 3}, "cohort": {"invite": 6, "respond": 3},
+    "algorithm": {"name": "scaffold", "lr": 0.1, "batch_size": 4, "steps": 3}, "cohort": {"size": 6, "wait_for": 3},
     "executor": {"kind": "local", "block_size": 2}, "evaluation": {"every": 2}, "checkpoint": {"every_s": 0},
 }  # fmt: skip
 BUILT_IN: dict[str, Any] = {
     "availability": {"kind": "bernoulli", "rate": 0.7}, "selection": "uniform",
-    "devices": {"kind": "alike", "median_s": 2.0}, "transforms": {"up": ["fp16"], "down": ["fp16"]},
+    "devices": {"kind": "homogeneous", "median_s": 2.0}, "transforms": {"up": ["fp16"], "down": ["fp16"]},
 }  # fmt: skip
 
 
@@ -38,8 +38,11 @@ def own(here: str = HERE) -> dict[str, Any]:
     return {
         "availability": {"kind": f"{here}Coin", "arguments": {"rate": 0.7}},
         "selection": {"kind": f"{here}Even"},
-        "devices": {"kind": f"{here}Alike", "arguments": {"median_s": 2.0}},
-        "transforms": {"up": [f"{here}half"], "down": [{"name": f"{here}half", "arguments": {"feedback": False}}]},
+        "devices": {"kind": f"{here}Homogeneous", "arguments": {"median_s": 2.0}},
+        "transforms": {
+            "up": [f"{here}half"],
+            "down": [{"name": f"{here}half", "arguments": {"error_feedback": False}}],
+        },
     }
 
 
@@ -82,7 +85,7 @@ CHANGES = {
     "availability.source": ('bernoulli(rng.fold(key, "online", clients), self.rate)\n', "bernoulli(key, self.rate)\n"),
     "selection.source": ("min(self.first,", "min(0 + self.first,"),
     "devices.source": ("torch.exp(0.5 *", "torch.exp(0.50001 *"),
-    "transforms.up[0].source": ("Rounded(feedback)", "Rounded(bool(feedback))"),
+    "transforms.up[0].source": ("Rounded(error_feedback)", "Rounded(bool(error_feedback))"),
     "population.dataset.source": ("load(data_dir)\n", "load(data_dir or None)\n"),
 }
 """Of every section, what is changed of its code."""
@@ -95,9 +98,9 @@ def test_own_parts_are_the_built_in_ones_to_the_byte(tmp_path, inner):
         for name, parts in (("own", own()), ("ours", BUILT_IN))
     ]
     assert model(runs[0]) == model(runs[1])
-    for column in ("heard", "offline", "late", "virtual_s"):
+    for column in ("completed", "unavailable", "late", "virtual_s"):
         assert runs[0].rounds[column].tolist() == runs[1].rounds[column].tolist()
-    assert runs[0].rounds["late"].sum() > 0 < runs[0].rounds["offline"].sum()
+    assert runs[0].rounds["late"].sum() > 0 < runs[0].rounds["unavailable"].sum()
 
 
 def test_arguments_count(tmp_path):
@@ -201,10 +204,10 @@ WRONG = [
     ({"devices": f"{HERE}Backwards"}, "finite and not below 0"), ({"devices": f"{HERE}Coin"}, "a Coin without 'times'"),
     ({"transforms.up": [f"{HERE}Coin"]}, f"^transforms.up[0].name='{HERE}Coin'"),
     ({"transforms.up": ["fp16", f"{HERE}half"]}, "transforms.up[1].name= … fp16 leaves no floats behind it"),
-    ({"transforms.down": [{"name": f"{HERE}half", "arguments": {"feedback": True}}]}, "delta remembers"),
-    ({"transforms.up": [{"name": f"{HERE}Drawn", "arguments": {"feedback": False}}]}, "torch's global generator"),
+    ({"transforms.down": [{"name": f"{HERE}half", "arguments": {"error_feedback": True}}]}, "delta remembers"),
+    ({"transforms.up": [{"name": f"{HERE}Drawn", "arguments": {"error_feedback": False}}]}, "torch's global generator"),
     *(({f"transforms.{way}": ["rotation"] * first + [{"name": f"{HERE}Wrong", "arguments": {"how": how}}]},
-     f"transforms.{way}[{first}] … 'back' of what its 'code' returns makes {says}") for way in ("up", "down") for how,
+     f"transforms.{way}[{first}] … 'decode' of what its 'encode' returns makes {says}") for way in ("up", "down") for how,
      first,
      says in (*(("scalar", 1, "float32 () of a leaf"), ("whole", 0, "int64"), ("less", 0, "leaves")),
      *(("more", 0, "leaves … 'more'"), ("slots", 0, "slots [] of ["), ("nothing", 0, "slots NoneType")))),

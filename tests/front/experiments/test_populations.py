@@ -23,7 +23,7 @@ from tests.refusals import tells
 HUGE = 10**10
 SMALL = {
     "rounds": 2, "population": {"dataset": {"name": "synthetic", "features": 5, "test_examples": 50}, "clients": HUGE},
-    "task": {"model": "logistic"}, "cohort": {"invite": 12}, "executor": {"kind": "local"},
+    "task": {"model": "logistic"}, "cohort": {"size": 12}, "executor": {"kind": "local"},
     "evaluation": {"train_examples": 30},
 }  # fmt: skip
 
@@ -40,9 +40,9 @@ def folder(tmp_path: Path) -> Path:
 
 def test_ten_thousand_million_clients(tmp_path):
     run = fedfleet.run(SMALL, out=tmp_path / "run")
-    fates = run.table("fates")
-    assert len(fates) == 24
-    assert fates.client.max() > 2**32
+    outcomes = run.table("outcomes")
+    assert len(outcomes) == 24
+    assert outcomes.client.max() > 2**32
     assert {"eval/accuracy", "eval/train_accuracy"} <= set(run.rounds)
     written = yaml.safe_load((run.folder / "config.yaml").read_text())["population"]
     assert (written["clients"], written["dataset"]["alpha"]) == (HUGE, 0.5)
@@ -116,7 +116,7 @@ def test_words_of_parquet_reach_a_language_model(folder, command, tmp_path):
     pq.write_table(pa.table(frame), folder / "in.parquet")
     assert command("convert", folder / "in.parquet", folder / "words", "--classes", 20)[0] == 0
     disk = {"population.dataset": {"name": "disk", "path": str(folder / "words")}, "population.clients": None}
-    local = {"algorithm.batch_size": 2, "cohort.invite": 4}
+    local = {"algorithm.batch_size": 2, "cohort.size": 4}
     task = {"name": "language_model", "model": None, "hidden": 3, "layers": 1}
     words = fedfleet.run(SMALL, {**disk, **local, "task": task}, out=tmp_path / "run")
     assert 15 < words.summary["final"]["eval/perplexity"] < 25
@@ -151,7 +151,7 @@ def test_bad_input(subtests, command, tmp_path):
         ("population.clients=9007199254740993", "population.clients=9007199254740993 … 9007199254740992"),
         ("population.clients=1e10", "population.clients=10000000000.0 … integer"),
         ("population.partition=dirichlet", "population.partition='dirichlet' … 'synthetic' comes in clients"),
-        ("population.clients=11", "cohort.invite=12 … population.clients=11"),
+        ("population.clients=11", "cohort.size=12 … population.clients=11"),
         ("evaluation.per_client=true", "evaluation.per_client=True … 10,000,000,000 … 1,000,000"),
         ("algorithm.batch_size=51", "algorithm.batch_size=51 … largest client has 50"),
         ("population.dataset=disk", "population.dataset.path: missing"),

@@ -1,4 +1,4 @@
-"""What tells two parts made in Python apart, and what people read of them."""
+"""Provenance of parts made in Python: what tells two apart, and what people read of them."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from torch.func import functional_call
 import fedfleet
 from fedfleet.algorithms.local import local_training
 from fedfleet.simulator.author import Algorithm, BatchPlan, Mean, Message, Objective, Phase, T, View, rng
-from fedfleet.simulator.block.purity import Impure
+from fedfleet.simulator.block.side_effects import Impure
 from fedfleet.simulator.population import LocalData, Summary
 from fedfleet.tasks.classification import Classification
 from fedfleet.tasks.losses import cross_entropy
@@ -31,10 +31,12 @@ CONFIG = {
 def algorithm(server=lambda s, d: {"z": T.add(s["z"], d)}, *, init=None, view=None):
     """FedAvg of one's own; ``server(state, mean difference) -> state``."""
 
-    def finish(shared, own, inbox, carry):
-        return Message(send={"d": T.sub(carry.z, shared["z"])}), own
+    def client_final(shared, client_state, client_input, carry):
+        return Message(send={"d": T.sub(carry.z, shared["z"])}), client_state
 
-    phase = Phase(name="train", work=local_training(BatchPlan(size=5, steps=2), finish=finish), reduce={"d": Mean()})
+    phase = Phase(
+        name="train", work=local_training(BatchPlan(size=5, steps=2), client_final=client_final), reduce={"d": Mean()}
+    )
 
     def round_(s, rnd):
         shared = Message(send={"z": s["z"]}, config={"lr": {"x": 0.1}})
@@ -131,7 +133,7 @@ def test_cohorts_of_other_sizes_are_on_record(tmp_path):
 
     found = fedfleet.run({**CONFIG, "rounds": 4}, out=tmp_path / "run", algorithm=made._replace(round=round_))
     (event,) = map(json.loads, (tmp_path / "run" / "events.jsonl").read_text().splitlines())
-    assert event == {"round": 2, "event": "other_cohort", "invited": 5, "cohort.invite": 3, "bit_exact": True}
+    assert event == {"round": 2, "event": "other_cohort", "invited": 5, "cohort.size": 3, "bit_exact": True}
     assert found.summary["bit_exact"]
 
 

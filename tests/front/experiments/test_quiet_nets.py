@@ -14,7 +14,7 @@ from torch import nn
 import fedfleet
 
 CONFIG = {
-    "rounds": 1, "algorithm": {"steps": 1, "batch_size": 2}, "cohort": {"invite": 3},
+    "rounds": 1, "algorithm": {"steps": 1, "batch_size": 2}, "cohort": {"size": 3},
     "executor": {"kind": "local", "inner": "batched"},
 }  # fmt: skip
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import platform
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 import fedfleet
 from fedfleet.commands import watch
@@ -34,7 +37,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "open_run": lambda run: (fedfleet.open_run(run).rounds, fedfleet.open_run(run).model().state_dict()),
     "resume": lambda run: fedfleet.resume(run).summary,
     "study": lambda run: _finished(run, recorded(run / "config.yaml")),
-    "watch": lambda run: watch.look(run, {}),
+    "watch": lambda run: watch.watch(run, Console(file=io.StringIO()), 0.0, once=True),
 }
 
 
@@ -108,6 +111,49 @@ def _same(path: Path, before: Any) -> bool:
         return False
 
 
+VALUES = st.none() | st.booleans() | st.integers(-1, 9) | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
+VALUES |= st.dictionaries(
+    st.sampled_from(["eval/loss", "by", "x"]), st.none() | st.integers(0, 3) | st.text(max_size=3)
+)
+
+
+STATUS = {
+    "state": "running",
+    "pid": 1,
+    "host": platform.node(),
+    "said": [],
+    "done": 2,
+    "rounds": 9,
+    "metrics": {},
+    "curve": [],
+}
+
+
+@given(file=st.sampled_from(["summary.json", "environment.json", "status.json"]), value=VALUES, data=st.data())
+def test_whatever_stands_at_a_key_is_told_in_one_line_or_read(undisturbed, tmp_path_factory, file, value, data):
+    run = shutil.copytree(undisturbed("stateless"), tmp_path_factory.mktemp("received") / "run")
+    (run / "summary.json").write_text(json.dumps(_without_digests(run)))
+    (run / "status.json").write_text(json.dumps(STATUS))
+    found = json.loads((run / file).read_text())
+    if file == "status.json":  # which counts where there is no summary
+        (run / "summary.json").unlink()
+    found[data.draw(st.sampled_from(sorted(found)))] = value
+    (run / file).write_text(json.dumps(found))
+    for name, reader in READERS.items():
+        if name != "resume":
+            assert "\n" not in (said(reader, run) or "")
+
+
+def test_a_table_of_other_columns_is_told_of(undisturbed, tmp_path, subtests):
+    for name in ("rounds", "phases", "outcomes", "clients"):
+        run = shutil.copytree(undisturbed("stateless"), tmp_path / name)
+        (run / "summary.json").write_text(json.dumps(_without_digests(run)))
+        pd.DataFrame({"round": ["x", "y"], "client": ["a", "b"]}).to_parquet(run / f"{name}.parquet")
+        for reader in READERS:
+            with subtests.test(f"{name} {reader}"):
+                assert "\n" not in (said(READERS[reader], run) or "")
+
+
 def killed(out: Path, case: str = "stateless", after: int = 5) -> Path:
     """Return the folder of a run as it is where its process was killed: with no summary, and with parts of tables."""
     with pytest.raises(KeyboardInterrupt):
@@ -117,7 +163,8 @@ def killed(out: Path, case: str = "stateless", after: int = 5) -> Path:
 
 
 @pytest.mark.parametrize(
-    "part", ["fates/000002.parquet", "clients/000001.parquet", "fates.parquet", "rounds.parquet", "phases.parquet"]
+    "part",
+    ["outcomes/000002.parquet", "clients/000001.parquet", "outcomes.parquet", "rounds.parquet", "phases.parquet"],
 )
 def test_a_table_of_a_killed_run_that_is_missing_or_damaged_is_seen(tmp_path, undisturbed, monkeypatch, part):
     monkeypatch.setattr(growing, "ROWS", 0)
@@ -166,7 +213,16 @@ def test_an_evaluation_that_comes_early_twice_is_no_damage(tmp_path, undisturbed
 
 
 LINKS = (
-    *("config.tmp", "summary.tmp", "environment.tmp", "status.tmp", "rounds.tmp", "fates.tmp", "model.tmp", "best.tmp"),
+    *(
+        "config.tmp",
+        "summary.tmp",
+        "environment.tmp",
+        "status.tmp",
+        "rounds.tmp",
+        "outcomes.tmp",
+        "model.tmp",
+        "best.tmp",
+    ),
     *("model_card.md", "model_card.tmp", "metrics.csv", "metrics.tmp", "status.json", "rounds.parquet.tmp"),
     *("config.yaml.tmp", "checkpoints/round-00000009.tmp", "checkpoints/round-00000008.tmp"),
 )
@@ -184,10 +240,12 @@ def test_nothing_is_written_through_a_link(tmp_path, undisturbed):
     assert not (out / "model_card.md").is_symlink()
 
 
-@pytest.mark.parametrize("name", ["events.jsonl", ".lock", "checkpoints/states.bin", "checkpoints", "fates", "figures"])
+@pytest.mark.parametrize(
+    "name", ["events.jsonl", ".lock", "checkpoints/states.bin", "checkpoints", "outcomes", "figures"]
+)
 def test_a_link_that_would_have_to_be_followed_is_refused(tmp_path, undisturbed, name):
     out, away = shutil.copytree(undisturbed("client state"), tmp_path / "run"), tmp_path / "away"
-    if name in ("fates", "figures"):
+    if name in ("outcomes", "figures"):
         away.mkdir()
         (away / "000001.parquet").write_bytes(b"PAR1")
     elif (out / name).exists():

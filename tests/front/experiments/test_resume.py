@@ -154,12 +154,12 @@ def test_a_stopped_run_says_why_and_goes_on_with_another_limit(tmp_path, undistu
 
 def test_a_failed_run_goes_on_where_it_failed(tmp_path, undisturbed):
     """Its last checkpoint is that of the round before; the attempts that came to nothing are in its tables until then."""
-    case = {**CASES["stateless"], "cohort": {"invite": 8, "min_responses": 6, "attempts": 1}}
+    case = {**CASES["stateless"], "cohort": {"size": 8, "min_responses": 6, "attempts": 1}}
     with pytest.raises(FedfleetError, match="in 1 cohorts in a row"):
         fedfleet.Experiment(fedfleet.load(BASE, case)).run(tmp_path / "run")
-    fates = pd.read_parquet(tmp_path / "run" / "fates.parquet")
+    outcomes = pd.read_parquet(tmp_path / "run" / "outcomes.parquet")
     rounds = pd.read_parquet(tmp_path / "run" / "rounds.parquet")
-    assert (fates["round"].max(), set(fates[fates["round"] == len(rounds)]["attempt"])) == (len(rounds), {0})
+    assert (outcomes["round"].max(), set(outcomes[outcomes["round"] == len(rounds)]["attempt"])) == (len(rounds), {0})
     fedfleet.resume(tmp_path / "run", ["cohort.attempts=10"])
     assert len(outcome(tmp_path / "run")[1]["rounds"]) == 9
 
@@ -222,7 +222,7 @@ def test_interrupted_before_the_first_checkpoint(tmp_path, command, undisturbed,
         ("lr: 0.1", "lr: 0.3", "algorithm.lr=0.3"),
         ("steps: 2", "steps: 3", "algorithm.steps=3"),
         ("rate: 0.7", "rate: 0.5", "availability.rate=0.5"),
-        ("invite: 8", "invite: 9", "cohort.invite=9"),
+        ("\n  size: 8", "\n  size: 9", "cohort.size=9"),
         ("block_size: 3", "block_size: 2", "executor.block_size=2"),
         ("\nseed: 0", "\nseed: 1", "seed=1"),
     ],

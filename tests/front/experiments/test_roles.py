@@ -14,9 +14,20 @@ import fedfleet
 from fedfleet.assembly.weights import load_model
 from fedfleet.commands.plan import describe
 from fedfleet.datasets.digits import load
-from fedfleet.experiments import trials
+from fedfleet.experiments import sweep
 from fedfleet.files.summary import summary_of
-from fedfleet.simulator.author import Algorithm, Batch, BatchPlan, LocalWork, Mean, Message, Phase, Stage, Store, View
+from fedfleet.simulator.author import (
+    Algorithm,
+    Batch,
+    BatchPlan,
+    CollectUploads,
+    LocalLoop,
+    LocalWork,
+    Mean,
+    Message,
+    Phase,
+    View,
+)
 from fedfleet.simulator.driver.round import EngineRound
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.population import gather
@@ -27,11 +38,11 @@ BASE: dict[str, Any] = {
     "rounds": 2,
     "population": THREE,
     "domains": {"kind": "given", "target": 4}, "task": {"name": "classification", "model": "logistic"},
-    "algorithm": {"name": "fedavg", "lr": 0.05}, "cohort": {"invite": 6}, "executor": {"kind": "local"},
+    "algorithm": {"name": "fedavg", "lr": 0.05}, "cohort": {"size": 6}, "executor": {"kind": "local"},
     "evaluation": {"every": 2},
 }  # fmt: skip
 
-SPIED = {**BASE, "algorithm": "fedavg", "cohort": {"invite": 9}}
+SPIED = {**BASE, "algorithm": "fedavg", "cohort": {"size": 9}}
 
 
 def prepared(**changes: Any) -> fedfleet.Experiment:
@@ -42,7 +53,7 @@ def spy(role: str | None = None, size: int = 9, inner_batches: BatchPlan | None 
     """An algorithm whose clients send all that they can read of their data."""
     plan = inner_batches or BatchPlan(size=7, steps=60)
 
-    def begin(shared, own, inbox, key):
+    def client_init(shared, client_state, client_input, key):
         return {"most": torch.full((), -5), "read": torch.zeros(2), "rows": torch.zeros(())}
 
     def step(ops, shared, carry, batch, at, key):
@@ -54,11 +65,11 @@ def spy(role: str | None = None, size: int = 9, inner_batches: BatchPlan | None 
             "most": torch.maximum(carry["most"], y), "read": carry["read"] + counts, "rows": carry["rows"] + real.sum(),
         }  # fmt: skip
 
-    def finish(shared, own, inbox, carry):
-        return Message(send={"seen": carry, "z": shared["z"]}), own
+    def client_final(shared, client_state, client_input, carry):
+        return Message(send={"seen": carry, "z": shared["z"]}), client_state
 
-    work = LocalWork(begin=begin, stages=(Stage(step=step, batches=plan),), finish=finish)
-    phase = Phase(name="look", work=work, reduce={"seen": Store(), "z": Mean()})
+    work = LocalWork(client_init=client_init, loops=(LocalLoop(step=step, batches=plan),), client_final=client_final)
+    phase = Phase(name="look", work=work, reduce={"seen": CollectUploads(), "z": Mean()})
 
     def round_(z, rnd):
         rnd.map_reduce(phase, shared=Message(send={"z": z}), cohort=rnd.invite(size, role=role))
@@ -100,7 +111,7 @@ def test_nor_by_the_population_itself():
 
 @pytest.mark.parametrize("role", ["source", "target"])
 def test_invitations_by_role(role, tmp_path):
-    x, (received, _, _) = run(spy(role, 3), tmp_path, **{"cohort.invite": 3})
+    x, (received, _, _) = run(spy(role, 3), tmp_path, **{"cohort.size": 3})
     assert len(received) == 3
     assert ((x.population.domains(received) == 1) == (role == "target")).all()
     told = x.problem.sources if role == "source" else x.problem.targets
@@ -121,7 +132,7 @@ def test_an_algorithm_that_knows_no_roles_learns_from_sources_alone():
 
 
 def test_clients_that_hold_both_kinds_keep_what_is_labelled():
-    given = {"population.partition": {"kind": "iid"}, "cohort.invite": 9}
+    given = {"population.partition": {"kind": "iid"}, "cohort.size": 9}
     x, everybody = prepared(**given), prepared(**given, **{"domains.target": []})
     assert x.problem.clients == 9
     all_of, one = (p.population.local_data(torch.arange(9)) for p in (everybody, x))
@@ -199,7 +210,7 @@ def test_roles_that_cannot_be(subtests):
         ({"domains.target": [8, 8]}, "give each domain once"),
         ({"population.dataset.label_domains": False, "population.partition": "iid"},
          "has no domains: choose one that has"),
-        ({"cohort.invite": 7}, "cohort.invite=7: only 6 clients have labels"),
+        ({"cohort.size": 7}, "cohort.size=7: only 6 clients have labels"),
         ({"algorithm": {"name": "afl", "dual.lr": 0.1}}, "domains.target=4: afl learns on domains with labels"),
         ({"domains": {"kind": "label", "target": 4}}, "domains.target"),
     ]  # fmt: skip
@@ -222,12 +233,12 @@ def test_clients_evaluated_on_their_own_data_are_sources_alone(tmp_path):
 
 def test_every_domain_is_left_out_in_turn():
     config = fedfleet.load(BASE, {"vary": {"domains.target": ["each"]}, "seeds": [0, 1]})
-    plan = trials.planned(config)
+    plan = sweep.planned(config)
     assert [t.point["domains.target"] for t in plan] == ["1", "1", "4", "4", "8", "8"]
     assert [t.config.domains.target for t in plan] == ["1", "1", "4", "4", "8", "8"]
     bare = {"population.dataset.label_domains": False, "population.partition": "iid"}
     config = fedfleet.load(BASE, {"vary": {"domains.target": ["each"]}, **bare})
-    refused(lambda: trials.planned(config), "vary.domains.target=[each]: the data set 'digits' has no domains by name")
+    refused(lambda: sweep.planned(config), "vary.domains.target=[each]: the data set 'digits' has no domains by name")
 
 
 TABLE = """
@@ -270,7 +281,7 @@ def test_a_table_whose_columns_are_runs(tmp_path, command):
 @pytest.mark.parametrize("share", [1.0, 0.75, 0.5])
 def test_domains_dealt_by_share(share):
     given = {"population": {"clients": 4, "partition": {"kind": "domain_share", "share": share, "sides": [1, 3]}}}
-    given["cohort.invite"] = 4
+    given["cohort.size"] = 4
     x = fedfleet.Experiment(fedfleet.load(SPIED, given), algorithm=spy(size=4))
     held = x.population.local_data(torch.arange(4))
     labelled, unlabelled = held.labelled, held.counts - held.labelled

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import fedfleet
-from fedfleet.experiments import trials
+from fedfleet.experiments import sweep
 from tests.front.experiments.resuming import Interrupting, Told
 from tests.refusals import tells
 
@@ -18,11 +18,11 @@ SMALL = {
     "rounds": 6, "population": {"clients": 30, "partition": "label_sorted"},
     "task": {"name": "auc", "model": "mlp", "hidden": [8]},
     "algorithm": {"name": "cdma_ada", "steps": 2, "batch_size": 5, "alpha": 0.5},
-    "cohort": {"invite": 8, "respond": "siwer"}, "availability": {"kind": "bernoulli", "rate": 0.8},
+    "cohort": {"size": 8, "wait_for": "siwer"}, "availability": {"kind": "bernoulli", "rate": 0.8},
     "executor": {"kind": "local"}, "evaluation": {"every": 4, "train_examples": 100, "per_client": True},
 }  # fmt: skip
 COUNTS = [
-    "invited", "heard", "late", "failed", "offline", "client_steps", "floats_up", "floats_down", "bytes_up",
+    "invited", "completed", "late", "failed", "unavailable", "client_steps", "floats_up", "floats_down", "bytes_up",
     "bytes_down",
 ]  # fmt: skip
 
@@ -33,16 +33,16 @@ def run(tmp_path_factory):
 
 
 def test_rounds_phases_and_fates_agree(run):
-    rounds, phases, fates = (run.table(t) for t in ("rounds", "phases", "fates"))
+    rounds, phases, outcomes = (run.table(t) for t in ("rounds", "phases", "outcomes"))
     assert rounds["round"].tolist() == list(range(6))
     pd.testing.assert_frame_equal(
         phases.groupby("round")[COUNTS].sum(), rounds.set_index("round")[COUNTS], check_dtype=False
     )
-    assert (rounds.invited == rounds.heard + rounds.late + rounds.failed + rounds.offline).all()
-    counted = fates.groupby(["round", "fate"]).size().unstack(fill_value=0)
-    for fate in ("heard", "late", "offline"):
-        assert counted[fate].tolist() == rounds[fate].tolist()
-    assert not fates.duplicated(["round", "phase", "attempt", "client"]).any()
+    assert (rounds.invited == rounds.completed + rounds.late + rounds.failed + rounds.unavailable).all()
+    counted = outcomes.groupby(["round", "outcome"]).size().unstack(fill_value=0)
+    for outcome in ("completed", "late", "unavailable"):
+        assert counted[outcome].tolist() == rounds[outcome].tolist()
+    assert not outcomes.duplicated(["round", "phase", "attempt", "client"]).any()
     assert set(phases.phase) == {"gradient", "update"}
 
 
@@ -50,13 +50,13 @@ def test_the_account_follows_the_messages(run):
     d = run.summary["model_floats"]
     assert run.summary["dealt"] is True
     phases = run.table("phases").set_index(["round", "phase"])
-    online = phases.invited - phases.offline
+    online = phases.invited - phases.unavailable
     for phase, steps in run.summary["local_steps"].items():
         of = phases.xs(phase, level="phase")
-        assert (of.heard * steps["least"] <= of.client_steps).all()
-        assert (of.heard * steps["most"] >= of.client_steps).all()
+        assert (of.completed * steps["least"] <= of.client_steps).all()
+        assert (of.completed * steps["most"] >= of.client_steps).all()
         assert steps["least"] <= steps["middle"] <= steps["most"] <= 15
-    assert (phases.floats_up == phases.heard * d).all()
+    assert (phases.floats_up == phases.completed * d).all()
     assert (phases.bytes_up == 4 * phases.floats_up).all()
     sent = pd.Series(2, phases.index)
     sent[(0, "gradient")] = 1  # there is no earlier point in the first round
@@ -105,7 +105,7 @@ def test_it_stops_at_a_metric_or_at_a_time(tmp_path):
 
 PLAIN = {
     "rounds": 8, "population": {"clients": 20}, "task": {"name": "classification", "model": "logistic"},
-    "algorithm": {"name": "fedavg", "steps": 2, "batch_size": 5}, "cohort": {"invite": 4},
+    "algorithm": {"name": "fedavg", "steps": 2, "batch_size": 5}, "cohort": {"size": 4},
     "executor": {"kind": "local"}, "faults": {"non_finite": "keep"},
 }  # fmt: skip
 
@@ -153,7 +153,7 @@ def test_failing_code_leaves_a_summary_and_the_rest(tmp_path):
     )
     experiment = fedfleet.Experiment(config)
     experiment.task.__class__ = Broken
-    with pytest.raises(RuntimeError, match="no more"):
+    with pytest.raises(fedfleet.FedfleetError, match="RuntimeError: no more"):
         experiment.run(tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "failed"
@@ -161,7 +161,7 @@ def test_failing_code_leaves_a_summary_and_the_rest(tmp_path):
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 
-RETRIED = {"availability.rate": 0.6, "cohort.min_responses": 4, "cohort.respond": "all"}
+RETRIED = {"availability.rate": 0.6, "cohort.min_responses": 4, "cohort.wait_for": "all"}
 
 
 def test_too_few_answers_is_an_error_after_bounded_retries(tmp_path):
@@ -173,14 +173,14 @@ def test_retries_are_in_the_tables(tmp_path):
     run = fedfleet.run(SMALL, RETRIED, out=tmp_path / "run")
     phases = run.table("phases")
     assert phases.attempt.max() >= 1
-    void = phases[phases.heard < 4]
-    assert len(void) > 0
-    assert (void.floats_down > 0).any()
-    assert (void.heard > 0).any()
+    aborted = phases[phases.completed < 4]
+    assert len(aborted) > 0
+    assert (aborted.floats_down > 0).any()
+    assert (aborted.completed > 0).any()
     for (_, each), sent in itertools.product(phases.groupby("phase"), ("floats_up", "bytes_up")):
-        (size,) = set((each[sent] / each.heard)[each.heard >= 4])
+        (size,) = set((each[sent] / each.completed)[each.completed >= 4])
         assert size > 0
-        assert (each[sent] == each.heard * size).all(), "what too few have sent has been sent"
+        assert (each[sent] == each.completed * size).all(), "what too few have sent has been sent"
     assert run.table("rounds").bytes_up.sum() == phases.bytes_up.sum()
 
 
@@ -193,7 +193,7 @@ def test_a_model_that_is_good_enough_is_not_trained(run, tmp_path):
 
 def test_tables_without_rows_have_their_columns_and_types(run, tmp_path):
     none = fedfleet.run(SMALL, {"rounds": 0}, out=tmp_path / "none")
-    for name in ("rounds", "phases", "fates"):
+    for name in ("rounds", "phases", "outcomes"):
         expected = run.table(name).dtypes.drop("algorithm/alpha", errors="ignore")
         pd.testing.assert_series_equal(none.table(name).dtypes, expected)
     assert len(none.rounds) == 0
@@ -224,24 +224,24 @@ def test_a_summary_is_json_whatever_was_measured(tmp_path):
 
 def test_compared_algorithms_keep_their_own_defaults():
     config = fedfleet.load({"executor.kind": "local", "compare": {"avg": {}, "opt": {"algorithm.name": "fedopt"}}})
-    avg, opt = (t.config.algorithm for t in trials.planned(config))
+    avg, opt = (t.config.algorithm for t in sweep.planned(config))
     assert (avg.server_optimizer.name, opt.server_optimizer.name) == ("sgd", "adam")
 
 
 def test_labels_are_safe_folder_names(tmp_path):
     config = fedfleet.load({"compare": {"..": {}, "a/b c": {}, "é": {}}, "seeds": [1]})
-    assert [t.place for t in trials.planned(config)] == ["run/seed-1", "a-b-c/seed-1", "é/seed-1"]
+    assert [t.place for t in sweep.planned(config)] == ["run/seed-1", "a-b-c/seed-1", "é/seed-1"]
 
 
 def test_the_account_of_one_phase(tmp_path):
     overrides = {
-        "algorithm.name": "fedavg", "task.name": "classification", "cohort.respond": 3, "availability": "always",
+        "algorithm.name": "fedavg", "task.name": "classification", "cohort.wait_for": 3, "availability": "always",
     }  # fmt: skip
     overrides |= {"evaluation.per_client": False, "evaluation.train_examples": 0}
     run = fedfleet.run(SMALL, overrides, out=tmp_path / "run")
     d, rounds = run.summary["model_floats"], run.rounds
     assert d == 64 * 8 + 8 + 8 * 10 + 10
-    assert (rounds.heard == 3).all()
+    assert (rounds.completed == 3).all()
     assert (rounds.late == 5).all()
     assert (rounds.floats_up == 3 * d).all()
     assert (rounds.floats_down == 8 * d).all()
@@ -249,17 +249,17 @@ def test_the_account_of_one_phase(tmp_path):
     assert (rounds.virtual_s > 0).all()
     assert run.summary["floats_up"] == rounds.floats_up.sum()
     assert not (run.folder / "clients.parquet").exists()
-    fates = run.table("fates")
-    for index, group in fates.groupby("round"):
-        waited = group.virtual_s[group.fate == "heard"].max() - rounds.virtual_s[:index].sum()
+    outcomes = run.table("outcomes")
+    for index, group in outcomes.groupby("round"):
+        waited = group.virtual_s[group.outcome == "completed"].max() - rounds.virtual_s[:index].sum()
         assert waited == pytest.approx(rounds.virtual_s[index])
-        assert (group.virtual_s[group.fate == "late"] > group.virtual_s[group.fate == "heard"].max()).all()
+        assert (group.virtual_s[group.outcome == "late"] > group.virtual_s[group.outcome == "completed"].max()).all()
 
 
 def test_clients_with_less_than_a_batch_learn_from_all_they_have(tmp_path):
     x = np.random.default_rng(0).normal(size=(40, 2)).astype("float32")
     data = fedfleet.data.from_arrays(x, (x[:, 0] > 0).astype(int), client=np.arange(40) // 4)
-    config = {"rounds": 2, "cohort": {"invite": 3}, "executor": {"kind": "local"}, "task": {"model": "logistic"}}
+    config = {"rounds": 2, "cohort": {"size": 3}, "executor": {"kind": "local"}, "task": {"model": "logistic"}}
     small, whole = (
         fedfleet.run(config, given, data=data, out=tmp_path / name)
         for name, given in (("small", {}), ("whole", {"algorithm.batch_size": 4}))

@@ -19,7 +19,7 @@ from tests.refusals import all_say, tells
 CONFIG: dict[str, Any] = {
     "rounds": 2, "seeds": [3, 4], "vary": {"algorithm.lr": [0.1, 0.5]},
     "compare": {"plain": {"algorithm": "fedavg"}, "near": {"algorithm": {"name": "fedprox", "mu": 0.1}}},
-    "algorithm": {"batch_size": 5}, "cohort": {"invite": 2}, "executor": {"kind": "local"},
+    "algorithm": {"batch_size": 5}, "cohort": {"size": 2}, "executor": {"kind": "local"},
 }  # fmt: skip
 
 
@@ -150,7 +150,7 @@ def test_what_cannot_be_is_said_before_anything_is_written(subtests, tmp_path: P
     rows = [
         ({"seeds": None, "vary": None, "compare": None}, "there is one run"),
         ({"vary": {"lr": [1]}}, "run 'plain lr=1': lr=1: unknown key; did you mean algorithm.lr?"),
-        ({"vary": {"cohort.invite": [2, 99]}}, "run 'plain invite=99': cohort.invite=99"),
+        ({"vary": {"cohort.size": [2, 99]}}, "run 'plain size=99': cohort.size=99"),
     ]  # fmt: skip
     given = {"task": task(), "data": data(), "out": tmp_path / "all"}
     all_say(subtests, lambda change: fedfleet.run_all({**CONFIG, **change}, **given), rows)

@@ -13,10 +13,10 @@ from fedfleet.config.population import data_key, load_data
 from fedfleet.datasets.convert import convert
 from fedfleet.experiments import side_by_side
 from fedfleet.simulator.executors import cluster
-from fedfleet.simulator.executors.likeness import of_process
+from fedfleet.simulator.executors.fingerprint import of_process
 
 CONFIG = fedfleet.load({
-    "rounds": 1, "population": {"dataset": "digits", "clients": 8}, "executor": {"kind": "local"}, "cohort": {"invite": 2},
+    "rounds": 1, "population": {"dataset": "digits", "clients": 8}, "executor": {"kind": "local"}, "cohort": {"size": 2},
     "task": {"name": "classification", "model": "logistic"}, "algorithm": {"name": "fedavg", "steps": 1},
 })  # fmt: skip
 
@@ -56,14 +56,14 @@ def test_a_process_whose_folder_of_clients_is_another_makes_none(task, tmp_path:
     data = load_data(fedfleet.load({"population": {"dataset": {"name": "disk", "path": str(tmp_path / "clients")}}}))
     assert isinstance(data, fedfleet.FederatedDataset)
     wanted = of_process() | side_by_side._read(data)
-    assert side_by_side.Likeness(wanted, [], allow=False).fault(side_by_side._place("10.0.0.7", data)) is None
+    assert side_by_side.Fingerprint(wanted, [], allow=False).fault(side_by_side._place("10.0.0.7", data)) is None
     pq.write_table(table.slice(1), tmp_path / "other.parquet")
     shutil.rmtree(tmp_path / "clients")
     for there, says in ((True, "has other data than the driver"), (False, "it cannot read the clients' data")):
         if there:
             convert(tmp_path / "other.parquet", tmp_path / "clients")
         other = cloudpickle.loads(cloudpickle.dumps(data))  # as another process gets it: a path
-        fault = side_by_side.Likeness(wanted, [], allow=False).fault(side_by_side._place("10.0.0.7", other))
+        fault = side_by_side.Fingerprint(wanted, [], allow=False).fault(side_by_side._place("10.0.0.7", other))
         assert fault is not None
         assert "node 10.0.0.7" in fault
         assert says in fault

@@ -19,7 +19,7 @@ import pytest
 
 import fedfleet
 from fedfleet.config.schema import load
-from fedfleet.experiments import tracked
+from fedfleet.experiments import tracker_setup
 from fedfleet.tracking import registry
 from fedfleet.tracking.base import Tracker, numbers
 from fedfleet.tracking.csv import Csv
@@ -303,7 +303,7 @@ def test_a_tracker_that_fails_is_said_once_and_begun_again_at_the_end(tmp_path, 
 
 def test_a_tracker_that_keeps_failing_is_said_once(tmp_path, broken, monkeypatch):
     monkeypatch.setattr(broken, "times", 99)
-    monkeypatch.setattr(tracked, "AGAIN_S", 0.0)
+    monkeypatch.setattr(tracker_setup, "AGAIN_S", 0.0)
     run = fedfleet.run(SMALL, {"track": "csv"}, out=tmp_path / "run")
     assert (run.summary["status"], len((run.folder / "events.jsonl").read_text().splitlines())) == ("finished", 1)
     assert broken.times < 95  # it was tried again round by round

@@ -18,11 +18,11 @@ from fedfleet.tasks.options import DataShape
 
 BASE = {
     "rounds": 6, "population": {"clients": 20, "held_out": 0.25}, "task": {"name": "classification", "model": "logistic"},
-    "algorithm": {"name": "scaffold", "steps": 2, "batch_size": 5}, "cohort": {"invite": 6, "respond": "siwer"},
+    "algorithm": {"name": "scaffold", "steps": 2, "batch_size": 5}, "cohort": {"size": 6, "wait_for": "siwer"},
     "devices": {"kind": "lognormal", "up_mbps": 0.001, "jitter": 0.0}, "executor": {"kind": "local", "block_size": 3},
     "evaluation": {"every": 3, "per_client": True, "cosines": True},
 }  # fmt: skip
-UP = [{"name": "top_k", "share": 0.01, "feedback": True}, {"name": "qsgd", "levels": 7}]
+UP = [{"name": "top_k", "share": 0.01, "error_feedback": True}, {"name": "qsgd", "levels": 7}]
 EACH = 2 * (7 + 1), 2 * (7 * 10 + 7 * 4 + 32)
 """Numbers and bits of two slots: seven of 650 floats each, in places of 10 bits, as a sign and one of eight levels, and a norm."""
 
@@ -30,7 +30,7 @@ EACH = 2 * (7 + 1), 2 * (7 * 10 + 7 * 4 + 32)
 def test_what_is_counted_is_what_travels_and_slow_uplinks_gain(tmp_path):
     plain = fedfleet.run(BASE, out=tmp_path / "plain")
     small = fedfleet.run(BASE, {"transforms.up": UP}, out=tmp_path / "small")
-    heard = small.rounds.heard
+    heard = small.rounds.completed
     assert (small.rounds.floats_up == heard * EACH[0]).all()
     assert (small.rounds.bytes_up == heard * -(-EACH[1] // 8)).all()
     assert (small.rounds.bytes_down / small.rounds.invited == plain.rounds.bytes_down / plain.rounds.invited).all()
@@ -56,9 +56,9 @@ def test_the_way_down_is_counted_for_each_client(tmp_path):
 def test_noise_hides_clients_behind_the_servers_own_model(tmp_path):
     """Whether what is sent down is coded or not: with all of it coded, a private run is the private run without."""
     given = {
-        "algorithm": {"name": "fedavg", "steps": 2, "batch_size": 5, "weight": "uniform"}, "cohort.respond": "all",
+        "algorithm": {"name": "fedavg", "steps": 2, "batch_size": 5, "weight": "uniform"}, "cohort.wait_for": "all",
         "selection": "poisson", "privacy": {"clip_norm": 0.05, "delta": 1e-3, "noise_multiplier": 0.5},
-        "devices": "alike", **dict.fromkeys(("evaluation.per_client", "evaluation.cosines"), False),
+        "devices": "homogeneous", **dict.fromkeys(("evaluation.per_client", "evaluation.cosines"), False),
         "population.held_out": 0.0,
     }  # fmt: skip
     found = {}
@@ -83,9 +83,9 @@ def test_looking_at_clients_own_models_makes_none_forget_what_it_owes(tmp_path, 
 
 def test_an_algorithm_of_ones_own_may_have_a_transform_that_remembers(tmp_path):
     task = Classification(ClassificationOptions(model="logistic"), DataShape((1, 8, 8), 10))
-    built = fedavg(FedAvgOptions(steps=2, batch_size=5), task, CohortOptions(invite=6))
+    built = fedavg(FedAvgOptions(steps=2, batch_size=5), task, CohortOptions(size=6))
     (phase,) = built.phases
-    owing = replace(phase, uplink=(TopK(share=0.01, feedback=True),))
+    owing = replace(phase, uplink=(TopK(share=0.01, error_feedback=True),))
     own = built._replace(phases=(owing,), name="owing")
     given = {k: v for k, v in BASE.items() if k != "algorithm"}
     plain = {"evaluation.cosines": False}

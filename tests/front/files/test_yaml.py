@@ -5,7 +5,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedfleet.config.schema import load
 from fedfleet.files.documents import parse
+from tests.refusals import refused
 
 KEYS = st.text("abcdef", min_size=1, max_size=3)
 TREES = st.recursive(
@@ -25,6 +27,31 @@ def test_a_key_given_twice_is_refused_however_deep_it_lies(path, mapping, data):
     text = "".join(f"{{{key}: " for key in path) + f"[{{{inner}}}]" + "}" * len(path)
     with pytest.raises(ValueError, match=f"key '{again}' is given twice"):
         parse(text)
+
+
+EQUAL = ("1 1.0", "1 true", "0x1 1.0", "0 false", "7 '7'", "1e3 1000")
+"""Keys that Python takes for one, or that are written alike."""
+
+
+@given(st.sampled_from(EQUAL), st.permutations([0, 1]))
+def test_keys_that_are_one_to_a_mapping_or_to_a_reader_are_refused(pair, order):
+    keys = pair.split()
+    with pytest.raises(ValueError, match="is given twice"):
+        parse("{" + ", ".join(f"{keys[i]}: {i}" for i in order) + "}")
+
+
+@given(st.sampled_from(["algorithm.lr", "population.clients", "population.dataset.name"]), st.booleans())
+def test_a_key_by_its_section_and_by_dots_is_refused_in_a_file(tmp_path_factory, key, first):
+    *above, last = key.split(".")
+    value = "digits" if last == "name" else 3
+    nested = {last: value}
+    for name in reversed(above):
+        nested = {name: nested}
+    both = [nested, {key: value}]
+    path = tmp_path_factory.mktemp("c") / "c.yaml"
+    path.write_text("".join(yaml.safe_dump(one) for one in (both if first else both[::-1])))
+    refused(lambda: load(path), f"{key}=")
+    assert load({}, {key: value})
 
 
 @given(

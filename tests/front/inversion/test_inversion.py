@@ -1,4 +1,4 @@
-"""What a server sets out from that would rebuild a client's examples: it is what really came, and the client's code explains it."""
+"""The start of an inversion attack: it is what the server really got, and the client's code explains it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from fedfleet.assembly.prepared import Prepared
 from fedfleet.config.schema import load
 from fedfleet.inversion.attack import attacked, check
-from fedfleet.inversion.overheard import overheard, total, upload
+from fedfleet.inversion.observed_update import observed_update, total, upload
 from fedfleet.inversion.rebuilding import How, inferred, matched, psnr, rebuilt, ssim
 from fedfleet.simulator.algorithm import Exchanging
 from fedfleet.simulator.arithmetic import rng
@@ -26,7 +26,7 @@ from tests.refusals import all_refused, refused
 
 TINY = {
     "rounds": 3, "population": {"clients": 340, "partition": "iid"}, "task": {"model": "mlp", "hidden": [8]},
-    "algorithm": {"name": "fedavg", "steps": 3, "batch_size": 1, "lr": 0.1}, "cohort": {"invite": 4},
+    "algorithm": {"name": "fedavg", "steps": 3, "batch_size": 1, "lr": 0.1}, "cohort": {"size": 4},
     "executor": {"kind": "local"},
 }  # fmt: skip
 SKEWED = {"kind": "quantity_skew", "alpha": 20, "min_size": 2}
@@ -38,7 +38,7 @@ ROBUST = {"algorithm": {"name": "robust", "of": {"name": "fedavg", "steps": 2, "
 PARTIAL = {
     "algorithm.steps": 20,
     "devices": {"kind": "lognormal", "flop_per_example": 1e9},
-    "cohort": {"invite": 8, "partial_work": True, "deadline_s": 2.0},
+    "cohort": {"size": 8, "partial_work": True, "deadline_s": 2.0},
 }
 EXACTLY = {"clip_norm": 0.01, "delta": 1e-3, "noise_multiplier": 1e-9}
 
@@ -74,14 +74,14 @@ class Recording(LocalExecutor):
 
 @pytest.mark.parametrize("given", [
     {}, {"executor.inner": "serial", "selection": "round_robin"},
-    {"transforms.up": [{"name": "top_k", "share": 0.1, "feedback": True}],
+    {"transforms.up": [{"name": "top_k", "share": 0.1, "error_feedback": True}],
      "availability": {"kind": "bernoulli", "rate": 0.7}},
     {"transforms.down": ["bf16"], "attack": {"kind": "sign_flip", "share": 0.5}},
 ], ids=str)  # fmt: skip
 def test_it_is_to_the_bit_what_the_server_gets(given):
     x = made(**ROBUST, **given)
     at, executor = begun(x, 1), Recording()
-    exchange = overheard(x.algorithm, at, x.problem, x.conditions())
+    exchange = observed_update(x.algorithm, at, x.problem, x.conditions())
     executor.start(x.setup())
     play(x.algorithm, at, x.problem, x.conditions(), executor)  # after it was overheard: that has changed nothing
     for clients, stored in executor.seen:
@@ -94,9 +94,9 @@ def test_it_is_to_the_bit_what_the_server_gets(given):
 @pytest.mark.parametrize("execute", [False, True])
 def test_of_a_secure_sum_it_is_the_mean_that_the_server_learns(execute):
     secure = {"secure_aggregation": {"bits": 12, "clip": 0.3, "dropout": {"masked": 0.2}, "execute": execute}}
-    x = made(**WHOLE, **secure, **{"cohort.invite": 8})
+    x = made(**WHOLE, **secure, **{"cohort.size": 8})
     at = begun(x, 1)
-    exchange = overheard(x.algorithm, at, x.problem, x.conditions())
+    exchange = observed_update(x.algorithm, at, x.problem, x.conditions())
     executor = LocalExecutor()
     executor.start(x.setup())
     state = play(x.algorithm, at, x.problem, x.conditions(), executor).state
@@ -118,7 +118,7 @@ def test_of_a_secure_sum_it_is_the_mean_that_the_server_learns(execute):
 def test_the_clients_own_examples_explain_it(given, close):
     x = made(**{"population.partition": SKEWED, "algorithm.batch_size": 2, **given})
     after = begun(x, 1)
-    last = int(overheard(x.algorithm, after, x.problem, x.conditions()).clients[-1])  # of the fewest steps
+    last = int(observed_update(x.algorithm, after, x.problem, x.conditions()).clients[-1])  # of the fewest steps
     at = attacked(x, after, last, 64)
     came = at.simulate(at.x, at.y)
     assert float((came - at.observed).norm()) <= close * float(at.observed.norm())
@@ -194,7 +194,7 @@ def test_what_cannot_be_attacked_is_refused(subtests):
 def test_who_is_not_heard_and_too_many_examples_are_refused():
     x = made(**WHOLE)
     at = begun(x)
-    heard = overheard(x.algorithm, at, x.problem, x.conditions()).clients.sort().values.tolist()
+    heard = observed_update(x.algorithm, at, x.problem, x.conditions()).clients.sort().values.tolist()
     other = next(c for c in range(340) if c not in heard)
     refused(
         lambda: attacked(x, at, other, 64), f"--client {other}: it is not heard in round 0: choose one of {heard[0]}"

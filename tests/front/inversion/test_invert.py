@@ -17,13 +17,13 @@ from fedfleet.datasets.files import data_dir
 ONE = {
     "rounds": 3, "population": {"clients": 1400}, "task": {"model": "logistic"},
     "algorithm": {"name": "fedavg", "steps": 2, "batch_size": 1, "lr": 0.1, "weight": "uniform"},
-    "cohort": {"invite": 4}, "executor": {"kind": "local"},
+    "cohort": {"size": 4}, "executor": {"kind": "local"},
 }  # fmt: skip
 FOUR = ["population.clients=350", "algorithm.batch_size=4"]
 TEXTS = [
     "population={dataset: small_texts, clients: 2, partition: by_domain}",
     "task={name: language_model, model: null}",
-    "cohort.invite=2",
+    "cohort.size=2",
 ]
 HIDDEN = "example_privacy={clip_norm: 3.0, delta: 1.0e-4, noise_multiplier: 0.1}"
 

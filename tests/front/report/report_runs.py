@@ -12,7 +12,7 @@ import pandas as pd
 import yaml
 
 PNG = b"\x89PNG\r\n\x1a\n"
-COUNTS = ["seconds", "invited", "heard", "late", "failed", "offline", "client_steps"]
+COUNTS = ["seconds", "invited", "completed", "late", "failed", "unavailable", "client_steps"]
 COUNTS += ["floats_up", "floats_down", "bytes_up", "bytes_down"]
 
 
@@ -28,21 +28,28 @@ def rounds_table(rounds: int, floats: int = 100, accuracy: list[float | None] | 
 
 def make_run(path: Path, **changes: Any) -> Path:
     """A run folder of 4 rounds, 5 clients; `changes` replace a table or a document, None leaves the file out."""
-    fates = [(0, 0, "heard"), (0, 1, "late"), (1, 0, "heard"), (1, 2, "offline"), (2, 0, "heard"), (3, 1, "heard")]
+    outcomes = [
+        (0, 0, "completed"),
+        (0, 1, "late"),
+        (1, 0, "completed"),
+        (1, 2, "unavailable"),
+        (2, 0, "completed"),
+        (3, 1, "completed"),
+    ]
     config = {
         "seed": 0, "rounds": 4, "population": {"dataset": "digits", "clients": 5, "partition": {"kind": "iid"}},
         "task": {"name": "classification", "model": "logistic"}, "algorithm": {"name": "fedavg"},
-        "cohort": {"invite": 10},
+        "cohort": {"size": 10},
     }  # fmt: skip
     summary = {
         "status": "finished", "rounds": 4, "initial": {"eval/accuracy": 0.1}, "final": {"eval/accuracy": 0.5},
         "best": {"eval/accuracy": 0.625}, "median_seconds_per_round": 0.25, "error": None,
     }  # fmt: skip
-    fate = pd.DataFrame(fates, columns=["round", "client", "fate"]).assign(phase="mean", virtual_s=1.0)
-    parts: dict[str, Any] = {"rounds": rounds_table(4), "fates": fate, "config": config, "summary": summary}
+    outcome = pd.DataFrame(outcomes, columns=["round", "client", "outcome"]).assign(phase="mean", virtual_s=1.0)
+    parts: dict[str, Any] = {"rounds": rounds_table(4), "outcomes": outcome, "config": config, "summary": summary}
     parts |= {"environment": {"python": "3.12"}} | changes
     path.mkdir(parents=True)
-    for name in ("rounds", "fates", "phases", "clients", "classes"):
+    for name in ("rounds", "outcomes", "phases", "clients", "classes"):
         if parts.get(name) is not None:
             parts[name].to_parquet(path / f"{name}.parquet")
     if parts["config"] is not None:

@@ -1,4 +1,4 @@
-"""What a report says of domains and of a plane, from run folders made by hand."""
+"""Domains and planes in a report, from run folders made by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 from safetensors.numpy import save_file
 
-from fedfleet.report import canvas, plane, sheet, tables, write_report
+from fedfleet.report import canvas, decision_boundary, sheet, tables, write_report
 from fedfleet.report.picture import Picture
 from fedfleet.report.sheet import Grid
 from tests.front.report.report_runs import Page, figures, make_run, rounds_table
@@ -112,12 +112,12 @@ def flat(folder: Path, slope: float, classes: int = 2, **changes: Any) -> tables
         "x": np.array([[-1, 0.5], [1, -0.5], [0.5, 0.5]], np.float32), "y": np.array([1, 0, 1]),
         "domain": np.array([0, 1, 1]), "axes": axes, "log_probability": np.stack(logits, -1).astype(np.float32),
     }  # fmt: skip
-    save_file({**points, **changes}, folder / "plane.safetensors")
+    save_file({**points, **changes}, folder / "decision_boundary.safetensors")
     return tables.read(folder)
 
 
 def test_points_and_boundaries(tmp_path: Path, kept: dict[str, Figure]) -> None:
-    assert plane.draw({s: [flat(run(tmp_path / s, label=s), float(s))] for s in ("0", "0.5")})
+    assert decision_boundary.draw({s: [flat(run(tmp_path / s, label=s), float(s))] for s in ("0", "0.5")})
     (figure,) = kept.values()
     (axes,) = figure.axes
     marks = {(line.get_marker(), *np.round(line.get_xydata()[0], 3)) for line in axes.lines}
@@ -129,13 +129,15 @@ def test_points_and_boundaries(tmp_path: Path, kept: dict[str, Figure]) -> None:
         np.testing.assert_allclose(path.vertices[:, 1], slope * path.vertices[:, 0], atol=1e-5)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["ink", "oil", "0", "0.5"]
     kept.clear()
-    assert plane.draw({"run": [flat(run(tmp_path / "three"), 0.0, 3)]})  # classes, which part in three lines
+    assert decision_boundary.draw(
+        {"run": [flat(run(tmp_path / "three"), 0.0, 3)]}
+    )  # classes, which part in three lines
     (figure,) = kept.values()
     assert len(figure.axes[0].collections) == 3
 
 
 @pytest.mark.parametrize("change", [{"log_probability": np.zeros((3, 4, 2), np.float32)}, {"axes": np.zeros(3)}])
 def test_a_file_that_is_no_plane_is_left_out(tmp_path: Path, change: Any) -> None:
-    assert plane.draw({"run": [flat(run(tmp_path / "run"), 0.0, **change)]}) is None
-    (tmp_path / "run" / "plane.safetensors").write_bytes(b"not a file")
-    assert plane.draw({"run": [tables.read(tmp_path / "run")]}) is None
+    assert decision_boundary.draw({"run": [flat(run(tmp_path / "run"), 0.0, **change)]}) is None
+    (tmp_path / "run" / "decision_boundary.safetensors").write_bytes(b"not a file")
+    assert decision_boundary.draw({"run": [tables.read(tmp_path / "run")]}) is None

@@ -1,4 +1,4 @@
-"""What a report says in words: what happened, with which settings, and what losses of minimax tasks mean."""
+"""Words of a report: what happened, with which settings, and what losses of minimax tasks mean."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONFIG = {
     "seed": 0, "rounds": 9, "population": {"dataset": "digits", "clients": 5, "partition": {"kind": "iid"}},
     "task": {"name": "auc", "model": "logistic", "positive_class": 8},
     "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 7, "steps": None, "eps": 1e-8},
-    "cohort": {"invite": 10, "respond": "all", "attempts": 10}, "attack": {"kind": "sign_flip", "share": 0.2},
+    "cohort": {"size": 10, "wait_for": "all", "attempts": 10}, "attack": {"kind": "sign_flip", "share": 0.2},
     "secure_aggregation": {"protocol": "secagg"}, "privacy": None,
 }  # fmt: skip
 SUMMARY = {
@@ -47,7 +47,7 @@ def test_a_run_in_words(tmp_path: Path) -> None:
     assert overview.of_run(run(tmp_path / "run", rounds=table)) == [
         "fedavg learnt to rank class 8 above the others (AUC) on digits, held by 5 clients (iid), with logistic, 650 numbers. "
         "Clients learnt with lr 0.1 and batch_size 7 (local steps of a client a round: 2 to 14, 6 in the middle). "
-        "Of 40 invitations in 4 rounds, 10 a round, 60 % were answered in time (24); 2 of 5 clients were heard at least once. "
+        "Of 40 invitations in 4 rounds, 10 a round, 60 % were answered in time (24); 2 of 5 clients completed at least one round. "
         "accuracy went from 0.1 before the first round to 0.5; the best was 0.6, after round 2.",
         "It stopped after 4 of 9 rounds: eval/accuracy is 0.5, and until=eval/accuracy>=0.5. "
         "On the simulated fleet that took 20 s of virtual time, 1.6 kB sent by clients and 3.2 kB sent to them. "
@@ -95,11 +95,11 @@ def test_how_clients_learnt_and_how_it_ended(subtests: pytest.Subtests, tmp_path
 
 def test_a_loss_is_best_where_it_is_least_and_what_is_not_on_record_is_not_said(tmp_path: Path) -> None:
     table = rounds_table(4).rename(columns={"eval/accuracy": "eval/loss"}).assign(**{"eval/loss": [3.0, 1.0, 2.0, 2.5]})
-    bare = {"config": {"seed": 0}, "summary": {"status": "finished"}, "fates": None, "environment": None}
+    bare = {"config": {"seed": 0}, "summary": {"status": "finished"}, "outcomes": None, "environment": None}
     only = make_run(tmp_path / "run", **bare, rounds=table[["round", "eval/loss"]])
     learnt = "loss went from 3 after round 1 to 2.5; the best was 1, after round 2."
     assert overview.of_run(read(only)) == [learnt, "It ran to its last round."]
-    nothing = make_run(tmp_path / "nothing", config=None, summary=None, fates=None, rounds=rounds_table(0))
+    nothing = make_run(tmp_path / "nothing", config=None, summary=None, outcomes=None, rounds=rounds_table(0))
     assert overview.of_run(read(nothing)) == ["", "How it ended is not on record; 0 rounds are."]
 
 
@@ -135,8 +135,8 @@ def test_a_comparison_in_words_ranks_labels_and_pools_no_code(tmp_path: Path) ->
 
 def test_settings_of_a_run_are_those_that_matter_and_are_on(tmp_path: Path) -> None:
     assert [(key, *values) for key, values in rows({"fedavg": [run(tmp_path / "run")]}).items()] == [
-        ("algorithm", "fedavg"), ("algorithm.lr", "0.1"), ("algorithm.batch_size", "7"), ("rounds", "9"), ("cohort.invite", "10"),
-        ("cohort.respond", "all"), ("population.dataset", "digits"), ("population.clients", "5"), ("task", "auc"),
+        ("algorithm", "fedavg"), ("algorithm.lr", "0.1"), ("algorithm.batch_size", "7"), ("rounds", "9"), ("cohort.size", "10"),
+        ("cohort.wait_for", "all"), ("population.dataset", "digits"), ("population.clients", "5"), ("task", "auc"),
         ("task.model", "logistic"), ("task.positive_class", "8"), ("population.partition", "iid"), ("attack", "sign_flip"),
         ("attack.share", "0.2"), ("secure_aggregation.protocol", "secagg"),
     ]  # fmt: skip
@@ -174,7 +174,7 @@ def test_settings_that_differ_come_first_whatever_they_are_and_what_is_varied_is
     groups = {"A": [run(tmp_path / "A")], "B": [run(tmp_path / "B", changed)]}
     found = [[key, *values] for key, values in rows(groups, varied=["algorithm.lr"]).items()]
     assert found[:3] == [
-        ["algorithm", "fedavg", "scaffold"], ["algorithm.batch_size", "7", "–"], ["cohort.invite", "10", "–"],
+        ["algorithm", "fedavg", "scaffold"], ["algorithm.batch_size", "7", "–"], ["cohort.size", "10", "–"],
     ]  # fmt: skip
     assert ["cohort.attempts", "10", "5"] in found[:6]
     assert ["algorithm.global_lr", "–", "1.0"] in found[:6]

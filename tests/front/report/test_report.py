@@ -23,13 +23,13 @@ def test_one_run(tmp_path: Path) -> None:
     run, out = make_run(tmp_path / "run"), tmp_path / "new" / "out"
     path = write_report([run], out)
     assert path == out / "report.html"
-    assert figures(out) == {"metric-accuracy", "train-loss", "participation", "fates", "communication"}
+    assert figures(out) == {"metric-accuracy", "train-loss", "participation", "outcomes", "communication"}
     assert all((out / "figures" / f"{name}.png").read_bytes().startswith(PNG) for name in figures(out))
     page = Page(path)
     for text in (
         "fedavg · classification · digits", "final accuracy 0.5 best 0.625", "rounds 4 240 client steps", "floats up 400 received",
-        "bytes 4.8 kB 1.6 kB up, 3.2 kB down", "virtual time 20 s", "a round takes 250 ms", "clients heard 40 % 2 of 5",
-        "heard of invited 60 % 24 of 40 invitations", "60 % of the clients were never heard",
+        "bytes 4.8 kB 1.6 kB up, 3.2 kB down", "virtual time 20 s", "a round takes 250 ms", "clients that completed 40 % 2 of 5",
+        "completed of invited 60 % 24 of 40 invitations", "60 % of the clients never completed one",
         "Gini coefficient (here 0.70)",  # of 3, 1 and three zeros
     ):  # fmt: skip
         assert text in page.text
@@ -158,8 +158,14 @@ def test_everything_from_files_is_escaped(tmp_path: Path) -> None:
     }  # fmt: skip
     table = rounds_table(4).rename(columns={"eval/accuracy": f"eval/{HOSTILE}"})
     clients = pd.DataFrame({"round": [1, 1], "client": [0, 1], HOSTILE: [0.1, 0.2]})
-    summary = {"status": HOSTILE, "label": HOSTILE, "error": HOSTILE, "final": {HOSTILE: HOSTILE}, "best": HOSTILE}
-    phases = pd.DataFrame({"round": [0, 0], "phase": [HOSTILE, "b"], "heard": [1, 2]})
+    summary = {
+        "status": HOSTILE,
+        "label": HOSTILE,
+        "error": HOSTILE,
+        "final": {HOSTILE: HOSTILE},
+        "best": {HOSTILE: HOSTILE},
+    }
+    phases = pd.DataFrame({"round": [0, 0], "phase": [HOSTILE, "b"], "completed": [1, 2]})
     summary |= {"stopped": {"why": HOSTILE}, "privacy": {"epsilon": 1.0, "delta": 0.1, "accounting": HOSTILE}}
     changes = {"config": config, "rounds": table, "clients": clients, "summary": summary, "phases": phases}
     environment = {HOSTILE: HOSTILE}
@@ -181,8 +187,8 @@ def test_everything_from_files_is_escaped(tmp_path: Path) -> None:
 
 def test_zero_rounds_still_give_a_page(tmp_path: Path) -> None:
     for name, table in {"no-rows": rounds_table(2).iloc[:0], "no-columns": pd.DataFrame()}.items():
-        empty = pd.DataFrame({"round": [], "phase": [], "client": [], "fate": []})
-        run = make_run(tmp_path / name, rounds=table, fates=empty, summary=None, environment=None)
+        empty = pd.DataFrame({"round": [], "phase": [], "client": [], "outcome": []})
+        run = make_run(tmp_path / name, rounds=table, outcomes=empty, summary=None, environment=None)
         page = Page(write_report([run], tmp_path / f"{name}-out"))
         assert "No round has been completed yet" in page.text
         assert figures(tmp_path / f"{name}-out") == set()
@@ -190,14 +196,14 @@ def test_zero_rounds_still_give_a_page(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_or_null_is_left_out(tmp_path: Path) -> None:
-    bare = {"config": None, "summary": None, "environment": None, "fates": None}
+    bare = {"config": None, "summary": None, "environment": None, "outcomes": None}
     page = Page(write_report([make_run(tmp_path / "bare", **bare)], tmp_path / "out"))
-    assert figures(tmp_path / "out") == {"metric-accuracy", "train-loss", "fates", "communication"}
+    assert figures(tmp_path / "out") == {"metric-accuracy", "train-loss", "outcomes", "communication"}
     assert "final accuracy 0.5 " in page.text  # from the table
     assert "rounds 4 " in page.text
     table = rounds_table(4).drop(columns=["floats_up", "floats_down", "late", "virtual_s"]).assign(train_loss=None)
-    page = Page(write_report([make_run(tmp_path / "run", rounds=table, fates=None)], tmp_path / "less"))
-    assert figures(tmp_path / "less") == {"metric-accuracy", "fates"}
+    page = Page(write_report([make_run(tmp_path / "run", rounds=table, outcomes=None)], tmp_path / "less"))
+    assert figures(tmp_path / "less") == {"metric-accuracy", "outcomes"}
     assert "floats up" not in page.text
     assert "never" not in page.text
 
@@ -224,7 +230,7 @@ def test_tables_of_clients_and_phases_and_a_configuration_once_for_seeds_that_sh
     clients = pd.DataFrame({"round": [0] * 10 + [3] * 10, "client": [*range(10)] * 2, "num_examples": 7, "note": "x"})
     clients["loss"] = [9.0] * 10 + [float(i) for i in range(10)]
     clients["accuracy"] = [0.0] * 10 + [0.1 * i for i in range(10)]
-    phases = pd.DataFrame({"round": [0, 0, 1, 1], "phase": ["mean", "drift"] * 2, "heard": [700, 2, 800, 4]})
+    phases = pd.DataFrame({"round": [0, 0, 1, 1], "phase": ["mean", "drift"] * 2, "completed": [700, 2, 800, 4]})
     run = make_run(tmp_path / "run", clients=clients, phases=phases.assign(floats_up=10**6))
     text = Page(write_report([run], tmp_path / "out")).text
     assert {"clients-loss", "clients-accuracy"} <= figures(tmp_path / "out")

@@ -1,4 +1,4 @@
-"""What a report says of classes, from counts made by hand."""
+"""Classes in a report, from counts made by hand."""
 
 from __future__ import annotations
 

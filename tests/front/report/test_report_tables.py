@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from fedfleet.config.schema import load
-from fedfleet.experiments.trials import planned
-from fedfleet.report import least_heard
+from fedfleet.experiments.sweep import planned
+from fedfleet.report import least_completed
 from fedfleet.report.curves import at, band, smooth, window, worst_tenth
-from fedfleet.report.tables import fate_shares, gini, heard_counts, read
+from fedfleet.report.tables import completed_counts, gini, outcome_shares, read
 from fedfleet.report.values import names
 from fedfleet.report.words import duration, number, quantity, share
 from tests.front.report.report_runs import make_run, rounds_table
@@ -25,7 +25,7 @@ def test_cumulative_sums_and_evaluated_rows(tmp_path: Path) -> None:
     x, y = run.curve("eval/accuracy", "total/floats_up")
     assert x.tolist() == [0, 200, 400]
     assert y.tolist() == [0.1, 0.4, 0.5]
-    assert run.curve("eval/accuracy", "completed")[0].tolist() == [0, 2, 4]
+    assert run.curve("eval/accuracy", "rounds_completed")[0].tolist() == [0, 2, 4]
     assert run.curve("eval/accuracy", "total/virtual_s")[0].tolist() == [0, 10, 20]
     assert run.total("floats_up") == 400
     assert run.total("unheard_of") is None
@@ -48,40 +48,49 @@ def test_gini_by_hand() -> None:
 
 
 def test_heard_counts(tmp_path: Path) -> None:
-    rows = [(0, "a", 1, "heard"), (0, "b", 1, "heard"), (1, "a", 1, "stale"), (1, "a", 2, "heard"), (1, "a", 3, "late")]
-    fates = pd.DataFrame(rows, columns=["round", "phase", "client", "fate"])
-    fates["fate"] = fates["fate"].astype("category")
-    counts, size = heard_counts(read(make_run(tmp_path / "run", fates=fates))) or (np.empty(0), 0)
+    rows = [
+        (0, "a", 1, "completed"),
+        (0, "b", 1, "completed"),
+        (1, "a", 1, "stale"),
+        (1, "a", 2, "completed"),
+        (1, "a", 3, "late"),
+    ]
+    outcomes = pd.DataFrame(rows, columns=["round", "phase", "client", "outcome"])
+    outcomes["outcome"] = outcomes["outcome"].astype("category")
+    counts, size = completed_counts(read(make_run(tmp_path / "run", outcomes=outcomes))) or (np.empty(0), 0)
     assert (sorted(counts.tolist()), size) == ([1, 2], 5)  # two phases of a round once, stale replies too
-    offline = {"fates": fates.assign(fate="offline")}
+    offline = {"outcomes": outcomes.assign(outcome="unavailable")}
     for name, more, expected in (("other", {"config": None}, ([1, 2], 3)), ("nobody", offline, ([], 5))):
-        counts, size = heard_counts(read(make_run(tmp_path / name, **{"fates": fates, **more}))) or (np.empty(0), 0)
+        counts, size = completed_counts(read(make_run(tmp_path / name, **{"outcomes": outcomes, **more}))) or (
+            np.empty(0),
+            0,
+        )
         assert (sorted(counts.tolist()), size) == expected
 
 
 def test_who_was_heard_least_is_named(tmp_path: Path) -> None:
     called = {"examples": {"client_names": ["ann", "bob", "<b>"]}}
-    found = least_heard.table(read(make_run(tmp_path / "run", summary=called)))
+    found = least_completed.table(read(make_run(tmp_path / "run", summary=called)))
     assert found is not None
-    assert found.caption.startswith("3 of 5 were never heard. All, those heard least first;")
+    assert found.caption.startswith("3 of 5 never completed a round. All, those with the fewest first;")
     assert [list(row) for row in found.rows] == [
         ["client 2: <b>", "0", "1"], ["client 3", "0", "0"], ["client 4", "0", "0"], ["client 1: bob", "1", "2"],
         ["client 0: ann", "3", "3"],
     ]  # fmt: skip
-    assert least_heard.table(read(make_run(tmp_path / "none", fates=None))) is None
-    alike = pd.DataFrame([(0, i, "heard") for i in range(5)], columns=["round", "client", "fate"])
-    assert least_heard.table(read(make_run(tmp_path / "alike", fates=alike))) is None
+    assert least_completed.table(read(make_run(tmp_path / "none", outcomes=None))) is None
+    alike = pd.DataFrame([(0, i, "completed") for i in range(5)], columns=["round", "client", "outcome"])
+    assert least_completed.table(read(make_run(tmp_path / "alike", outcomes=alike))) is None
     many = {"population": {"clients": 10**6}}
-    some = least_heard.table(read(make_run(tmp_path / "many", fates=alike, config=many)))
+    some = least_completed.table(read(make_run(tmp_path / "many", outcomes=alike, config=many)))
     assert some is not None
     assert [row[0] for row in some.rows] == [f"client {i}" for i in range(5, 15)]
-    assert some.caption.startswith("999,995 of 1,000,000 were never heard. The 10 heard least;")
+    assert some.caption.startswith("999,995 of 1,000,000 never completed a round. The 10 with the fewest;")
 
 
 def test_fate_shares_from_fates_else_from_counts(tmp_path: Path) -> None:
     dealt = [[0.5, 0, 0.5, 0, 0], [0.5, 0, 0, 0, 0.5], [1, 0, 0, 0, 0], [1, 0, 0, 0, 0]]
-    for name, more, expected in (("a", {}, dealt), ("b", {"fates": None}, [[0.6, 0, 0.2, 0.1, 0.1]] * 4)):
-        rounds, shares = fate_shares([read(make_run(tmp_path / name, **more))]) or (np.empty(0), np.empty(0))
+    for name, more, expected in (("a", {}, dealt), ("b", {"outcomes": None}, [[0.6, 0, 0.2, 0.1, 0.1]] * 4)):
+        rounds, shares = outcome_shares([read(make_run(tmp_path / name, **more))]) or (np.empty(0), np.empty(0))
         assert rounds.tolist() == [0, 1, 2, 3]
         np.testing.assert_allclose(shares, expected)
 

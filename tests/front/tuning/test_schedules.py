@@ -1,4 +1,4 @@
-"""Which trials go on: by hand, and beside a plain writing-down of both papers' algorithms."""
+"""Schedules, and which trials go on: by hand, and beside a plain writing-down of both papers' algorithms."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from fedfleet.config.schema import load
 from fedfleet.experiments import runner
 from fedfleet.experiments.progress import Progress
 from fedfleet.report.words import quantity
-from fedfleet.tuning import found as findings
+from fedfleet.tuning import findings as findings
 from fedfleet.tuning import search as searching
 from fedfleet.tuning import searchers
 from fedfleet.tuning.journal import JOURNAL, Journal
@@ -34,7 +34,7 @@ TINY: dict[str, Any] = {
     "algorithm": {
         "name": "fedopt", "lr": 0.1, "steps": 2, "batch_size": 4, "server_optimizer": {"name": "adam", "lr": 0.1},
     },
-    "cohort": {"invite": 3}, "executor": {"kind": "local"}, "evaluation": {"every": 2},
+    "cohort": {"size": 3}, "executor": {"kind": "local"}, "evaluation": {"every": 2},
 }  # fmt: skip
 TUNE: dict[str, Any] = {
     "search": {"algorithm.lr": "loguniform(1e-3, 3)", "algorithm.steps": [1, 2, 4]},

@@ -30,7 +30,7 @@ TINY: dict[str, Any] = {
     "population": {"dataset": {"name": "synthetic", "features": 5, "classes": 3, "examples": 10}, "clients": 6},
     "task": {"name": "classification", "model": "logistic"},
     "algorithm": {"name": "fedavg", "lr": 0.1, "steps": 2, "batch_size": 4},
-    "cohort": {"invite": 3}, "availability": {"kind": "bernoulli", "rate": 1.0},
+    "cohort": {"size": 3}, "availability": {"kind": "bernoulli", "rate": 1.0},
     "executor": {"kind": "local"}, "evaluation": {"every": 1},
     "compare": {
         "FedAvg": {},
@@ -228,7 +228,7 @@ def test_what_is_at_an_edge(subtests: pytest.Subtests):
 
 
 def test_the_documentation_shows_the_configuration_that_comes_with_it():
-    text = (ROOT / "docs" / "tuning.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "guides" / "tuning.md").read_text(encoding="utf-8")
     shown = [block for block in re.findall(r"^```yaml\n(.*?)^```$", text, re.M | re.S) if "compare:" in block]
     assert [load(yaml.safe_load(block)) for block in shown] == [load(ROOT / "configs" / "tuning_dropout.yaml")]
 

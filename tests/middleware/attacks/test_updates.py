@@ -1,4 +1,4 @@
-"""What attackers send, beside a version of its own: by themselves and together, whoever is heard, however clients are computed."""
+"""Update attacks beside a version of their own: alone and together, whoever completes, in every executor."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WAYS = [("serial", 4), ("batched", 3), ("factored", 4)]
 
 
 def fedavg(where: Any = WHERE, name: str = "fedavg") -> Algorithm:
-    return build(name, where.task, CohortOptions(invite=12), steps=3, batch_size=7)
+    return build(name, where.task, CohortOptions(size=12), steps=3, batch_size=7)
 
 
 class Seeing:
@@ -106,7 +106,7 @@ def test_what_is_no_model_is_forged_as_it_is():
 @pytest.mark.parametrize("inner", ["serial", "batched"])
 def test_what_a_sum_is_divided_by_is_told_truly(inner):
     """q-FedAvg's step is a quotient of what clients send: forged above and below it would be what it was."""
-    algorithm = build("qffl", WHERE.task, CohortOptions(invite=6), steps=3, batch_size=7)
+    algorithm = build("qffl", WHERE.task, CohortOptions(size=6), steps=3, batch_size=7)
     everybody = attacked(algorithm, Attackers(torch.arange(30)), SignFlip(share=0, scale=2.0).forged, None)
     start = flat(WHERE.task.init(0))
     plain, turned = (flat(play(a, WHERE, 1, inner=inner)[-1]) - start for a in (algorithm, everybody))
@@ -116,7 +116,7 @@ def test_what_a_sum_is_divided_by_is_told_truly(inner):
 
 @pytest.mark.parametrize(("attack", "factor"), [(SignFlip(share=0, scale=2.0), -2.0), (Scaled(share=0), 10.0)])
 def test_the_counts_of_prototypes_are_told_truly(attack, factor):
-    algorithm = build("fedpac", WHERE.task, CohortOptions(invite=6), steps=1, head_steps=1, batch_size=7)
+    algorithm = build("fedpac", WHERE.task, CohortOptions(size=6), steps=1, head_steps=1, batch_size=7)
     everybody = attacked(algorithm, Attackers(torch.arange(30)), attack.forged, None)
     (plain,), (turned,) = (list(records(a, WHERE, 1)) for a in (algorithm, everybody))
     assert float(plain.state.prototypes.abs().max()) > 0.1
@@ -142,7 +142,7 @@ def test_no_slot_has_the_noise_of_another_round():
     seeing = Seeing(fedavg())
     list(records(under(Noise(share=0), seeing.algorithm), WHERE, 2))
     one, two = (
-        flat(T.sub(T.index(seeing.uploads(i), BAD.among(seeing.seen[i].received)), T.map(lambda z: z[None], o.origin)))
+        flat(T.map(torch.sub, T.index(seeing.uploads(i), BAD.among(seeing.seen[i].received)), o.origin))
         for i, o in enumerate(seeing.seen)
     )
     assert torch.isin(one, two).double().mean() < 0.01  # by chance
@@ -184,10 +184,10 @@ TOGETHER = [
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
-@pytest.mark.parametrize("filed", [0, sys.maxsize])
+@pytest.mark.parametrize("spilled", [0, sys.maxsize])
 @pytest.mark.parametrize("attack", TOGETHER, ids=repr)
-def test_attackers_agree_on_what_the_papers_say(attack, filed, name):
-    plain, other, theirs = sent(attack, "batched", 3, name=name, filed_bytes=filed)
+def test_attackers_agree_on_what_the_papers_say(attack, spilled, name):
+    plain, other, theirs = sent(attack, "batched", 3, name=name, spilled_bytes=spilled)
     want = torch.from_numpy(colluding(attack, plain, theirs))
     came = [flat(T.index(other.uploads(), i)) for i in range(len(theirs))]
     for i, attacks in enumerate(theirs.tolist()):
@@ -204,7 +204,7 @@ def test_a_mean_is_that_of_what_is_sent_and_rules_see_it_tile_by_tile(monkeypatc
     want = sum(w * flat(T.index(other.uploads(), i)) for i, w in enumerate(weight))
     mean = play(under(Alie(share=0, z=1.5), fedavg()), WHERE, 1, policy=Siwer())
     torch.testing.assert_close(flat(mean[0]), want, rtol=1e-5, atol=1e-6)
-    monkeypatch.setattr("fedfleet.simulator.arithmetic.stored._TILE", 50)
+    monkeypatch.setattr("fedfleet.simulator.arithmetic.upload_matrix._TILE", 50)
     stacked = torch.stack([flat(T.index(other.uploads(), i)) for i in range(len(weight))])
     middle = np.median(stacked.numpy(), axis=0)
     torch.testing.assert_close(flat(uploads.median()), torch.from_numpy(middle), rtol=1e-5, atol=1e-6)
@@ -233,7 +233,7 @@ def test_attackers_who_are_not_heard_change_nothing_that_is_sent():
 
 def test_what_is_new_of_a_memory_is_no_model_to_attackers_or_to_what_the_server_sends():
     def made(correction: str) -> Algorithm:
-        return build("fedavg", WHERE.task, CohortOptions(invite=20), steps=2, batch_size=8, correction=correction)
+        return build("fedavg", WHERE.task, CohortOptions(size=20), steps=2, batch_size=8, correction=correction)
 
     start, everybody = flat(WHERE.task.init(0)), Attackers(torch.arange(1000))
     for correction in ("none", "fedvarp"):

@@ -14,7 +14,17 @@ from fedfleet.middleware.compression.up import transformed
 from fedfleet.middleware.trial import tried
 from fedfleet.simulator.algorithm import Algorithm
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.author import BatchPlan, Code, LocalWork, Message, Phase, Stage, Store, Total, View
+from fedfleet.simulator.author import (
+    BatchPlan,
+    CollectUploads,
+    Encoding,
+    LocalLoop,
+    LocalWork,
+    Message,
+    Phase,
+    Total,
+    View,
+)
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.fleet.availability import Bernoulli
@@ -24,7 +34,7 @@ from tests.algorithms.cases import CASES, INVITE, MODEL
 from tests.algorithms.harness import NET, Bowl, World, build, digits, flat, play, records, rows, with_held_out
 from tests.middleware.compression.test_transforms import made
 
-OWED = {"name": "random_k", "share": 0.3, "feedback": True}
+OWED = {"name": "random_k", "share": 0.3, "error_feedback": True}
 """Sends what is drawn, not what is large: so that rounding, which differs a little, changes nothing of it."""
 WITHOUT = {"fedbuff", "fedasync", "drfa", "afl"}  # late answers, and clients asked twice
 
@@ -42,7 +52,7 @@ def sending(algorithm: Algorithm, world: World, *names: Any) -> Algorithm:
 def case(name: str) -> tuple[World, Algorithm]:
     task, options = CASES[name]
     world = digits(task, "quantity_skew", net={"model": MODEL[name]} if name in MODEL else NET, alpha=1.0, min_size=2)
-    return world, build(name, world.task, CohortOptions(invite=INVITE.get(name, 8)), **options)
+    return world, build(name, world.task, CohortOptions(size=INVITE.get(name, 8)), **options)
 
 
 def models(algorithm: Algorithm, world: World, rounds: int = 2, **options: Any) -> list[Tensor]:
@@ -60,12 +70,12 @@ def test_an_algorithm_is_the_same_one_client_at_a_time_and_many_at_once(name):
 
 
 UPS = {
-    "top_k": [{"name": "top_k", "share": 0.2, "feedback": True}],
-    "sign": [{"name": "sign", "feedback": True}],
+    "top_k": [{"name": "top_k", "share": 0.2, "error_feedback": True}],
+    "sign": [{"name": "sign", "error_feedback": True}],
     "turned": ["rotation", {"name": "uniform", "levels": 1 << 20}],
     "in a row": [OWED, {"name": "qsgd", "levels": 1 << 20}],
     "bf16": ["bf16"],
-    "thin": [{"name": "low_rank", "rank": 1, "feedback": True}],
+    "thin": [{"name": "low_rank", "rank": 1, "error_feedback": True}],
 }
 
 
@@ -91,13 +101,13 @@ def test_factored_is_the_same_but_for_what_rounding_decides(name, up):
 @pytest.mark.parametrize(
     "up",
     [
-        [{"name": "top_k", "share": 0.2, "feedback": True}, {"name": "qsgd", "levels": 3}],
-        [{"name": "low_rank", "rank": 1, "feedback": True}],
+        [{"name": "top_k", "share": 0.2, "error_feedback": True}, {"name": "qsgd", "levels": 3}],
+        [{"name": "low_rank", "rank": 1, "error_feedback": True}],
     ],
 )
 def test_captured_to_the_bit(up):
     world = digits("classification", clients=40)
-    algorithm = build("fedavg", world.task, CohortOptions(invite=8), steps=1, batch_size=4)
+    algorithm = build("fedavg", world.task, CohortOptions(size=8), steps=1, batch_size=4)
     there = sending(algorithm, world, *up)
     captures = Captures(after=2)
     given = {"inner": "batched", "block_size": 8}
@@ -110,7 +120,7 @@ def test_captured_to_the_bit(up):
 def test_all_of_it_sent_is_what_the_algorithm_does(name):
     world, algorithm = case(name)
     for up in (
-        [{"name": "top_k", "share": 1.0, "feedback": True}],
+        [{"name": "top_k", "share": 1.0, "error_feedback": True}],
         ["rotation", {"name": "top_k", "share": 1.0}],
         [{"name": "random_k", "share": 1.0}],
     ):
@@ -135,21 +145,23 @@ def vectors() -> World:
 def posting(reduce: Any, *uplink: Any) -> Algorithm:
     """An algorithm that collects what clients send: the sum of two of their vectors, drawn anew each round."""
 
-    def begun(shared, own, inbox, key):
+    def begun(shared, client_state, client_input, key):
         return torch.zeros(SIZE, dtype=torch.float64)
 
     def step(ops, shared, carry, batch, at, key):
         return carry + (batch.x * batch.weight[:, None]).sum(0)
 
-    def finish(shared, own, inbox, carry):
-        return Message(send={"v": carry, "whole": carry.long()}), own
+    def client_final(shared, client_state, client_input, carry):
+        return Message(send={"v": carry, "whole": carry.long()}), client_state
 
-    work = LocalWork(begin=begun, stages=(Stage(step=step, batches=BatchPlan(size=1, steps=2)),), finish=finish)
-    phase = Phase(name="post", work=work, reduce={"v": reduce, "whole": Store()}, uplink=uplink)
+    work = LocalWork(
+        client_init=begun, loops=(LocalLoop(step=step, batches=BatchPlan(size=1, steps=2)),), client_final=client_final
+    )
+    phase = Phase(name="post", work=work, reduce={"v": reduce, "whole": CollectUploads()}, uplink=uplink)
 
     def round(state, rnd):
         found = rnd.map_reduce(phase, shared=Message(), cohort=rnd.invite(4))
-        v = found["v"].stacked() if isinstance(reduce, Store) else found["v"]
+        v = found["v"].stacked() if isinstance(reduce, CollectUploads) else found["v"]
         return {"clients": found.received, "sent": found["whole"].stacked(), "v": v}, {}
 
     nothing = torch.zeros(0)
@@ -168,11 +180,11 @@ def largest(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("inner", "block"), [("serial", 4), ("batched", 3), ("factored", 1)])
-@pytest.mark.parametrize("reduce", [Total(), Store()])
+@pytest.mark.parametrize("reduce", [Total(), CollectUploads()])
 def test_a_client_owes_what_it_did_not_send_and_one_not_heard_owes_what_it_did(inner, block, reduce):
-    """By hand, round by round: half of the clients are offline, and some rounds are void and begin again."""
+    """By hand, round by round: half of the clients are offline, and some rounds are aborted and begin again."""
     world = vectors()
-    there = sending(posting(reduce), world, {"name": "top_k", "k": KEPT, "feedback": True})
+    there = sending(posting(reduce), world, {"name": "top_k", "k": KEPT, "error_feedback": True})
     given = {"federation": Federation(availability=Bernoulli(0.5)), "min_responses": 2, "attempts": 50}
     owed = {c: torch.zeros(SIZE, dtype=torch.float64) for c in range(CLIENTS)}
     again, carried = 0, 0
@@ -184,9 +196,9 @@ def test_a_client_owes_what_it_did_not_send_and_one_not_heard_owes_what_it_did(i
             sent[c] = largest(v + owed[c])
             owed[c] = v + owed[c] - sent[c]
         came = torch.stack(list(sent.values()))
-        assert torch.equal(record.state["v"], came if isinstance(reduce, Store) else came.sum(0))
+        assert torch.equal(record.state["v"], came if isinstance(reduce, CollectUploads) else came.sum(0))
         last = record.phases[-1]
-        assert len(sent) == last.counts["heard"] < 4 or last.counts["offline"] == 0
+        assert len(sent) == last.counts["completed"] < 4 or last.counts["unavailable"] == 0
         assert last.counts["floats_up"] == len(sent) * (KEPT + SIZE)  # whole numbers go as they are
         assert last.counts["bytes_up"] == len(sent) * (8 * KEPT + 1 + 8 * SIZE)  # five places, a bit each
     assert again > 0
@@ -196,28 +208,28 @@ def test_a_client_owes_what_it_did_not_send_and_one_not_heard_owes_what_it_did(i
 class Halved:
     """A transform of an algorithm's own."""
 
-    feedback = False
+    error_feedback = False
 
-    def code(self, send, key, shared):
-        return Code(T.scale(0.5, send), lambda rest: rest)
+    def encode(self, send, key, shared):
+        return Encoding(T.scale(0.5, send), lambda rest: rest)
 
 
 def test_configured_transforms_come_after_the_algorithms_own():
     world = vectors()
-    there = sending(posting(Store(), Halved()), world, {"name": "top_k", "k": KEPT})
+    there = sending(posting(CollectUploads(), Halved()), world, {"name": "top_k", "k": KEPT})
     for record in records(there, world, 2):
         assert torch.equal(record.state["v"], torch.stack([largest(v / 2) for v in record.state["sent"].double()]))
 
 
 def test_memories_of_phases_and_slots_are_apart():
     world, algorithm = case("cdma_ada")
-    there = sending(algorithm, world, {"name": "top_k", "share": 0.1, "feedback": True})
-    made_of = [p.own({}) for p in there.phases if p.own]
+    there = sending(algorithm, world, {"name": "top_k", "share": 0.1, "error_feedback": True})
+    made_of = [p.client_state({}) for p in there.phases if p.client_state]
     assert [T.structure(m) for m in made_of] == [T.structure(made_of[0])] * 2
     assert set(made_of[0].memory) == {"gradient", "update"}
     assert {slot for m in made_of[0].memory.values() for slot in m["0"]} == {"r", "z"}
     world, algorithm = case("scaffold")
-    (phase,) = sending(algorithm, world, {"name": "sign", "feedback": True}).phases
-    state = phase.own({"z": world.task.init(0)})
+    (phase,) = sending(algorithm, world, {"name": "sign", "error_feedback": True}).phases
+    state = phase.client_state({"z": world.task.init(0)})
     assert set(state.memory["train"]["0"]) == {"dz", "dc"}
     assert not any(leaf.any() for leaf in T.leaves(state))

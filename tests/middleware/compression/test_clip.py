@@ -36,7 +36,7 @@ def test_all_that_a_client_sends_is_shortened_together():
     moved = sent({"name": "clip", "norm": 6.5}, at=100.0).send["z"]
     torch.testing.assert_close(moved["a"], 100 + A / 2)
     within = sent({"name": "clip", "norm": 13.0})
-    assert (within.send["z"]["w"].tolist(), within.numbers, within.bits, within.told) == (B.tolist(), 4, 128, {})
+    assert (within.send["z"]["w"].tolist(), within.numbers, within.bits, within.scalars) == (B.tolist(), 4, 128, {})
     slots = {"p": {"x": torch.tensor([3.0])}, "q": {"x": torch.tensor([4.0])}}
     each = through(made({"name": "clip", "norm": 1.0}), slots, {}, None, rng.key(0)).send
     assert (float(each["p"]["x"]), float(each["q"]["x"])) == (pytest.approx(0.6), pytest.approx(0.8))
@@ -67,7 +67,7 @@ def test_the_server_may_tell_another_norm_and_a_client_whether_it_was_within():
     for told, within in ((13.5, 1.0), (12.5, 0.0)):
         given = {"z": {"a": torch.zeros(2), "w": torch.zeros(2, 1)}, NORM: told}
         found = through((Hidden(norm=1.0, tells=True),), {"z": {"a": A, "w": B}}, given, None, rng.key(0))
-        assert {k: float(v) for k, v in found.told.items()} == {WITHIN: within}
+        assert {k: float(v) for k, v in found.scalars.items()} == {WITHIN: within}
         assert float(length({"z": found.send["z"]})) == pytest.approx(min(13.0, told))
 
 
@@ -99,7 +99,7 @@ def test_a_client_adds_its_part_of_the_noise_after_it_is_shortened():
 @pytest.mark.parametrize("net", [{"model": "mlp", "hidden": (40,)}, {"model": "mlp", "hidden": (3,)}, {"model": "cnn"}])
 def test_factored_weights_are_shortened_as_they_are_and_stay_so(net):
     world = digits("classification", "quantity_skew", net=net, alpha=1.0, min_size=2)
-    algorithm = build("fedavg", world.task, CohortOptions(invite=8), steps=3, batch_size=4, lr=0.5)
+    algorithm = build("fedavg", world.task, CohortOptions(size=8), steps=3, batch_size=4, lr=0.5)
     found = {}
     for norm in (0.05, 100.0):
         short = transformed(algorithm, made({"name": "clip", "norm": norm}), Seen({}, frozenset(), {}, {}))

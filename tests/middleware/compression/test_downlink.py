@@ -1,4 +1,4 @@
-"""What the server sends passes transforms: whatever the algorithm, however clients are computed, whoever is heard."""
+"""Transforms on the way down, with any algorithm, in every executor, whoever completes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from fedfleet.middleware.compression.down import downward
-from fedfleet.simulator.algorithm import Algorithm
+from fedfleet.simulator.algorithm import Algorithm, Buffer
 from fedfleet.simulator.arithmetic import rng
-from fedfleet.simulator.author import BatchPlan, LocalWork, Mean, Message, Phase, Stage, Store, View
+from fedfleet.simulator.author import BatchPlan, CollectUploads, LocalLoop, LocalWork, Mean, Message, Phase, View
 from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.driver.codec import decode, encode
 from fedfleet.simulator.fleet.availability import Bernoulli
 from fedfleet.simulator.fleet.devices import Load, Times
-from fedfleet.simulator.fleet.responses import Fate, Federation
+from fedfleet.simulator.fleet.responses import Federation, Outcome
 from tests.algorithms.harness import Bowl, World, digits, flat, play, records, rows
 from tests.middleware.compression.test_algorithms import SEVERAL, case, largest, models, sending
 from tests.middleware.compression.test_transforms import made
@@ -29,7 +29,7 @@ TOP = {"name": "random_k", "share": 0.3, "unbiased": False}
 @pytest.mark.parametrize("name", SEVERAL)
 def test_an_algorithm_is_the_same_one_client_at_a_time_and_many_at_once(name):
     world, algorithm = case(name)
-    late = algorithm.asynchronous
+    late = algorithm.asynchronous is not None
     there = downward(algorithm, made("bf16" if late else TOP), memory=not late)
     one, many = (models(there, world, rounds=3, inner=inner)[-1] for inner in ("serial", "batched"))
     torch.testing.assert_close(one, many, rtol=2e-5, atol=2e-6)
@@ -75,17 +75,19 @@ def vectors() -> World:
 def moving(reduce: Any) -> Algorithm:
     """A server with a vector of whole numbers, which clients move, each by steps of its own, from what they were sent."""
 
-    def begun(shared, own, inbox, key):
+    def begun(shared, client_state, client_input, key):
         return shared["z"]["v"] + shared["by"]
 
     def step(ops, shared, carry, batch, at, key):
         return carry + torch.arange(SIZE) * (batch.x * batch.weight[:, None]).sum()
 
-    def finish(shared, own, inbox, carry):
-        return Message(send={"z": {"v": carry, "n": shared["z"]["n"]}, "seen": shared["z"]["v"]}), own
+    def client_final(shared, client_state, client_input, carry):
+        return Message(send={"z": {"v": carry, "n": shared["z"]["n"]}, "seen": shared["z"]["v"]}), client_state
 
-    work = LocalWork(begin=begun, stages=(Stage(step=step, batches=BatchPlan(size=1, steps=1)),), finish=finish)
-    phase = Phase(name="move", work=work, reduce={"z": reduce, "seen": Store()})
+    work = LocalWork(
+        client_init=begun, loops=(LocalLoop(step=step, batches=BatchPlan(size=1, steps=1)),), client_final=client_final
+    )
+    phase = Phase(name="move", work=work, reduce={"z": reduce, "seen": CollectUploads()})
 
     def round(state, rnd):
         z = {"v": state["v"] + 100.0 * torch.randn(SIZE, generator=torch.Generator().manual_seed(rnd.index)).round(),
@@ -93,9 +95,9 @@ def moving(reduce: Any) -> Algorithm:
         found = rnd.map_reduce(
             phase, shared=Message(send={"z": z}, config={"by": 1.0, "of": 2.0}), cohort=rnd.invite(4)
         )
-        came = found["z"].stacked()["v"] if isinstance(reduce, Store) else found["z"]["v"]
+        came = found["z"].stacked()["v"] if isinstance(reduce, CollectUploads) else found["z"]["v"]
         seen = found["seen"].stacked()
-        v = came.mean(0).round() if isinstance(reduce, Store) else came.round()
+        v = came.mean(0).round() if isinstance(reduce, CollectUploads) else came.round()
         return {"v": v, "sent": z["v"], "clients": found.received, "seen": seen, "came": came}, {}
 
     nothing = torch.zeros(0)
@@ -119,9 +121,9 @@ class Told:
 
 
 @pytest.mark.parametrize(("inner", "block"), [("serial", 4), ("batched", 3), ("factored", 1)])
-@pytest.mark.parametrize("reduce", [Mean(), Store()])
+@pytest.mark.parametrize("reduce", [Mean(), CollectUploads()])
 def test_clients_have_what_differences_come_to_and_what_they_missed_is_sent_and_counted(inner, block, reduce):
-    """By hand, round by round: half of the clients are offline, and some rounds are void and begin again."""
+    """By hand, round by round: half of the clients are offline, and some rounds are aborted and begin again."""
     devices = Told()
     there = downward(moving(reduce), made({"name": "top_k", "k": KEPT}), memory=True)
     given = {
@@ -140,7 +142,7 @@ def test_clients_have_what_differences_come_to_and_what_they_missed_is_sent_and_
         assert torch.equal(state["seen"], y.expand(len(clients), SIZE))
         moved = torch.stack([1.0 + torch.arange(SIZE) * float(c) for c in clients])
         came = sent + moved  # what clients moved by counts from the server's own
-        torch.testing.assert_close(state["came"], came if isinstance(reduce, Store) else came.mean(0))
+        torch.testing.assert_close(state["came"], came if isinstance(reduce, CollectUploads) else came.mean(0))
         told = devices.bytes_down[-len(record.phases) :]
         for phase, bytes_down in zip(record.phases, told, strict=True):
             expected = []
@@ -150,7 +152,7 @@ def test_clients_have_what_differences_come_to_and_what_they_missed_is_sent_and_
                 wholly, few = wholly + whole, few + (not whole and missed > 1)
                 expected.append((SIZE if whole else missed * KEPT, 8 * SIZE if whole else missed * EACH))
             assert bytes_down.tolist() == [b + 8 * WHOLE + 16 for _, b in expected]
-            online = [fate != Fate.OFFLINE for fate in phase.responses.fate.tolist()]
+            online = [outcome != Outcome.UNAVAILABLE for outcome in phase.responses.outcome.tolist()]
             assert phase.counts["floats_down"] == sum(
                 f + WHOLE for (f, _), on in zip(expected, online, strict=True) if on
             )
@@ -203,7 +205,7 @@ def test_a_version_is_the_same_in_every_round_and_draws_apart_from_others():
     phase = moving(Mean()).phases[0]
 
     def round(state, rnd):
-        rnd.buffered(phase, messages={v: Message(send={"z": x}) for v in (3, 4)}, size=1, concurrency=1)
+        rnd.buffered(phase, messages={v: Message(send={"z": x}) for v in (3, 4)}, buffer=Buffer(concurrency=1))
         return state, {}
 
     there = downward(moving(Mean())._replace(round=round), made({"name": "qsgd", "levels": 2}), memory=False)
@@ -227,12 +229,16 @@ def test_exchanges_draw_apart():
 
     z = {"v": torch.linspace(-1, 1, 50).double(), "n": torch.arange(2)}
 
-    def finish(shared, own, inbox, carry):
-        return Message(send={"seen": shared["z"]["v"]}), own
+    def client_final(shared, client_state, client_input, carry):
+        return Message(send={"seen": shared["z"]["v"]}), client_state
 
-    step = Stage(step=lambda ops, shared, carry, batch, at, key: carry, batches=BatchPlan(size=1, steps=1))
-    work = LocalWork(begin=lambda shared, own, inbox, key: torch.zeros(()), stages=(step,), finish=finish)
-    phase = Phase(name="look", work=work, reduce={"seen": Store()})
+    step = LocalLoop(step=lambda ops, shared, carry, batch, at, key: carry, batches=BatchPlan(size=1, steps=1))
+    work = LocalWork(
+        client_init=lambda shared, client_state, client_input, key: torch.zeros(()),
+        loops=(step,),
+        client_final=client_final,
+    )
+    phase = Phase(name="look", work=work, reduce={"seen": CollectUploads()})
     looking = algorithm._replace(init=lambda z, key, problem: {"seen": []}, round=round, phases=(phase,), views={"global": View(lambda s: {})})  # noqa: E501  # fmt: skip
     there = downward(looking, made({"name": "qsgd", "levels": 2}), memory=False)
     seen = [x for record in records(there, world, 2) for x in record.state.state["seen"]]

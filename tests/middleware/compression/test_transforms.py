@@ -145,14 +145,14 @@ def test_a_product_of_thin_matrices_is_a_projection_within_the_bound_of_its_best
     m, q = x.reshape(8, 12), normals(rng.fold(rng.key(5), "z", "x"), (12, 4)).double()
     for iterations, seen in ((1, m @ q), (2, m @ m.T @ m @ q)):
         (t,) = made({"name": "low_rank", "rank": 4, "iterations": iterations})
-        found = t.code({"z": {"x": x}}, rng.key(5), {}).back({})["z"]["x"]
+        found = t.encode({"z": {"x": x}}, rng.key(5), {}).decode({})["z"]["x"]
         assert torch.allclose(found.reshape(8, 12), seen @ torch.linalg.pinv(seen) @ m, atol=1e-9)
     exact = drawn(made({"name": "low_rank", "rank": 2}), spectrum(4.0, 2.0))
     assert torch.allclose(exact[:9], spectrum(4.0, 2.0), atol=1e-12)
 
 
 def test_random_k_without_scaling_contracts_by_its_share():
-    y = drawn(made({"name": "random_k", "k": 8, "feedback": True}), SPIKY)
+    y = drawn(made({"name": "random_k", "k": 8, "error_feedback": True}), SPIKY)
     assert of(y, SPIKY) == pytest.approx(1 - 8 / D, rel=0.05)
     assert bool(((y == 0) | (y == SPIKY)).all())
     assert torch.equal((y != 0).sum(1), torch.full((DRAWS,), 8))
@@ -217,7 +217,7 @@ def test_slots_and_leaves_draw_apart(name):
         assert not torch.equal(found["a"]["x"], found["b"]["x"])
         assert not torch.equal(found["a"]["x"], found["a"]["y"])
     else:
-        turned = made(name)[0].code({"a": {"x": x}, "b": {"x": x}}, rng.key(3), {}).rest
+        turned = made(name)[0].encode({"a": {"x": x}, "b": {"x": x}}, rng.key(3), {}).residual
         assert not torch.equal(turned["a"][""], turned["b"][""])
 
 
@@ -238,11 +238,11 @@ def test_a_model_is_sent_as_what_it_has_moved_and_its_buffers_as_they_are():
 
 
 FED = {
-    "top_k": [{"name": "top_k", "k": 2, "feedback": True}],
-    "random_k": [{"name": "random_k", "k": 2, "feedback": True}],
-    "sign": [{"name": "sign", "feedback": True}],
-    "fp16": [{"name": "fp16", "feedback": True}],
-    "quantised, too": [{"name": "top_k", "k": 4, "feedback": True}, {"name": "qsgd", "levels": 4}],
+    "top_k": [{"name": "top_k", "k": 2, "error_feedback": True}],
+    "random_k": [{"name": "random_k", "k": 2, "error_feedback": True}],
+    "sign": [{"name": "sign", "error_feedback": True}],
+    "fp16": [{"name": "fp16", "error_feedback": True}],
+    "quantised, too": [{"name": "top_k", "k": 4, "error_feedback": True}, {"name": "qsgd", "levels": 4}],
 }
 
 

@@ -1,7 +1,10 @@
-"""Of any small vector, with zeros, equal numbers and wide ranges: means of transforms are right, errors within bounds.
+"""Unbiased transforms of any small vector: means are right and errors within bounds.
 
-The deviations allowed are Bernstein's for a chance of 2 exp(-14): of a mean of N draws with variance v and at most r off the mean
-by sqrt(28 v / N), 5.3 standard errors, and 14 r / (3 N). v is as docs/compression.md bounds it.
+Vectors have zeros, equal numbers and wide ranges.
+
+The deviations allowed are Bernstein's for a chance of 2 exp(-14). Take the mean of N draws of variance v, each at
+most r off the mean. It may be off by sqrt(28 v / N), 5.3 standard errors, and 14 r / (3 N). v is as
+docs/guides/compression.md bounds it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How far updates point where the model goes: beside a version of its own, and a run that is watched beside one that is not."""
+"""Cosines of updates, beside a version of their own, and a run that is watched beside one that is not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import fedfleet
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.middleware.cosines import watched as cosines
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.arithmetic.reduction import Rows, Store, merge
+from fedfleet.simulator.arithmetic.reduction import CollectUploads, Rows, merge
 from tests.algorithms.harness import Bowl, World, build, digits, play, records, rows
 from tests.parts import slow_but
 from tests.refusals import all_refused
@@ -27,8 +27,10 @@ def stored(*updates: list[float], weights: list[float]) -> Any:
     leaves = torch.tensor(updates)
     w = torch.tensor(weights, dtype=torch.float64)
     of = lambda i: Rows(w[i], torch.zeros_like(w[i]).long(), torch.ones_like(w[i]))  # noqa: E731
-    blocks = [Store().block({"x": {"w": leaves[i]}, "b": {"seen": 100 * leaves[i]}}, of(i)) for i in ([0, 1], [2])]
-    return merge(Store(), *blocks)
+    blocks = [
+        CollectUploads().block({"x": {"w": leaves[i]}, "b": {"seen": 100 * leaves[i]}}, of(i)) for i in ([0, 1], [2])
+    ]
+    return merge(CollectUploads(), *blocks)
 
 
 def test_cosines_of_clients_and_of_domains():
@@ -62,7 +64,7 @@ SAME = (
 @pytest.mark.parametrize("name", SAME)
 def test_a_watched_run_is_the_run(name, inner):
     given = {"of": {"name": "fedavg", **GIVEN}} if name == "omg" else GIVEN
-    algorithm = build(name, WHERE.task, CohortOptions(invite=6), **given)
+    algorithm = build(name, WHERE.task, CohortOptions(size=6), **given)
     plain = play(algorithm, WHERE, 3, inner=inner)
     for domains in (1, 3):
         seen = cosines.watched(algorithm, domains)
@@ -91,7 +93,7 @@ def updates_of(algorithm: Any, where: World) -> tuple[Any, Any]:
 def test_domains_of_a_round_are_those_in_all_coordinates(name, where):
     if name == "scaffold" and where is BN:
         pytest.skip("its server does not average models")
-    algorithm = build(name, where.task, CohortOptions(invite=9), **GIVEN)
+    algorithm = build(name, where.task, CohortOptions(size=9), **GIVEN)
     (kept, origin, (before, after), of), record = updates_of(algorithm, where)
     flat = lambda z: torch.cat([leaf.flatten() for leaf in T.leaves(z["x"])]).double()  # noqa: E731
     each = [
@@ -113,7 +115,7 @@ def test_domains_of_a_round_are_those_in_all_coordinates(name, where):
 
 def test_nothing_is_said_where_nothing_moves():
     still = World(Bowl(), rows(*[[(1.0, 1.0)]] * 3))  # the minimum of all is where they start
-    run = cosines.watched(build("fedavg", still.task, CohortOptions(invite=3), steps=1, batch_size=1, lr=0.1), 1)
+    run = cosines.watched(build("fedavg", still.task, CohortOptions(size=3), steps=1, batch_size=1, lr=0.1), 1)
     assert [dict(r.metrics) for r in records(run, still, 2)] == [{}, {}]
 
 
@@ -126,7 +128,7 @@ BASE: dict[str, Any] = {
     },
     "task": {"name": "classification", "model": "logistic"},
     "algorithm": {"name": "fedavg", "lr": 0.05},
-    "cohort": {"invite": 9},
+    "cohort": {"size": 9},
     "executor": {"kind": "local"},
     "evaluation": {"every": 2, "cosines": True},
 }
@@ -148,7 +150,7 @@ def test_a_run_tells_them_by_domain(tmp_path):
 
 
 def test_a_target_has_none_and_clients_of_one_domain_are_told_one_by_one(tmp_path):
-    left = fedfleet.run(BASE, {"domains.target": 4, "cohort.invite": 6}, out=tmp_path / "left")
+    left = fedfleet.run(BASE, {"domains.target": 4, "cohort.size": 6}, out=tmp_path / "left")
     assert left.table("domains").query("round == 3")["cosine"].isna().tolist() == [False, True, False]
     iid = fedfleet.run(BASE, {"population.partition": "iid"}, out=tmp_path / "iid")
     assert "cosine" not in iid.table("domains")
@@ -157,6 +159,6 @@ def test_a_target_has_none_and_clients_of_one_domain_are_told_one_by_one(tmp_pat
 
 def test_algorithms_that_average_nothing_are_refused(subtests):
     cohorts = {"fedbuff": 10, "afl": 9, "qffl": 9}
-    given = [{"algorithm": {"name": name}, "cohort": {"invite": size}} for name, size in cohorts.items()]
+    given = [{"algorithm": {"name": name}, "cohort": {"size": size}} for name, size in cohorts.items()]
     rows = [(one, "evaluation.cosines=true") for one in given]
     all_refused(subtests, lambda given: fedfleet.Experiment(fedfleet.load({**BASE, **given})), rows)

@@ -13,12 +13,12 @@ from fedfleet.middleware.privacy.gradients import Gradients, counted, private_ex
 from fedfleet.simulator.algorithm import Algorithm
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.author import BatchPlan, Phase, Stage
+from fedfleet.simulator.author import BatchPlan, LocalLoop, Phase
 from fedfleet.simulator.driver.codec import decode, encode
 from fedfleet.simulator.errors import ClientError, FedfleetError
 from fedfleet.simulator.fleet.availability import Bernoulli
 from fedfleet.simulator.fleet.policies import First
-from fedfleet.simulator.fleet.responses import Fate, Federation
+from fedfleet.simulator.fleet.responses import Federation, Outcome
 from tests.algorithms.harness import Bowl, World, build, captured_to_the_bit, digits, flat, play, records, rows
 from tests.middleware.compression.test_algorithms import case
 
@@ -34,7 +34,7 @@ def private(
 
 def averaging(world: World = BOWL, **options: Any) -> Algorithm:
     given = {"lr": 1.0, "epochs": 1, "batch_size": 3, "weight": "uniform"}
-    return build("fedavg", world.task, CohortOptions(invite=2), **{**given, **options})
+    return build("fedavg", world.task, CohortOptions(size=2), **{**given, **options})
 
 
 def asking(
@@ -54,7 +54,7 @@ def asking(
 def stepping(epochs: int = 1, **changes: Any) -> Phase:
     """The phase of averaging, with another stage."""
     phase = averaging(epochs=epochs).phases[0]
-    return replace(phase, work=replace(phase.work, stages=(replace(phase.work.stages[0], **changes),)))
+    return replace(phase, work=replace(phase.work, loops=(replace(phase.work.loops[0], **changes),)))
 
 
 def w(z: Any) -> float:
@@ -74,7 +74,7 @@ def test_a_drawn_batch_is_divided_by_what_it_has_on_average():
     (z,) = play(private(averaging(), drawn=True), BOWL, 1)
     assert w(z) == pytest.approx(((1 + 0.6 / 3) + 1) / 2)
     world = World(Bowl(), rows(*([[(1.0, 10.0)] * 8] * 40)))
-    many = build("fedavg", world.task, CohortOptions(invite=40), lr=1.0, steps=1, batch_size=2, weight="uniform")
+    many = build("fedavg", world.task, CohortOptions(size=40), lr=1.0, steps=1, batch_size=2, weight="uniform")
     found = [w(z) - 1 for z in play(private(many, norm=1.0, drawn=True), world, 1)]
     assert 0 < found[0] != 1.0  # of eight with probability 1/4, over 2
     assert found[0] == pytest.approx(1.0, abs=5 * (8 * 0.25 * 0.75 / 4 / 40) ** 0.5)
@@ -89,7 +89,7 @@ def test_noise_is_of_the_norm_times_the_multiplier_over_the_batch(drawn, batch):
     """Of 4,000 clients that stand still but for it: over four, or over the two that are drawn of four on average."""
     size = 4000
     world = World(Bowl(), rows(*([[(1.0, 1.0)] * 4] * size)))
-    many = build("fedavg", world.task, CohortOptions(invite=size), lr=1.0, steps=1, batch_size=batch, weight="uniform")
+    many = build("fedavg", world.task, CohortOptions(size=size), lr=1.0, steps=1, batch_size=batch, weight="uniform")
     phase = many.phases[0]
 
     def round(state: Any, rnd: Any) -> Any:
@@ -119,7 +119,7 @@ def test_an_algorithm_is_the_same_one_client_at_a_time_and_many_at_once(name, dr
 
 def test_captured_to_the_bit():
     world = digits("classification", clients=40)
-    algorithm = build("fedavg", world.task, CohortOptions(invite=8), steps=2, batch_size=4)
+    algorithm = build("fedavg", world.task, CohortOptions(size=8), steps=2, batch_size=4)
     captured_to_the_bit(private(algorithm, 0.5, 1.0, drawn=True), world)
 
 
@@ -135,7 +135,7 @@ def test_no_example_moves_a_client_by_more_than_its_share():
 def test_leaves_and_steps_have_noise_of_their_own():
     """Of a net whose gradients are zero: nothing but noise moves it."""
     world = digits("classification", clients=2, net={"model": "mlp", "hidden": (10,)})
-    algorithm = build("fedavg", world.task, CohortOptions(invite=1), lr=1.0, steps=1, batch_size=4)
+    algorithm = build("fedavg", world.task, CohortOptions(size=1), lr=1.0, steps=1, batch_size=4)
     z = world.task.init(0)
     (end,) = play(private(algorithm, 1e-6, 1e6), world, 1, z=z)
     moved = {name: (a - b).flatten() for (name, a), (_, b) in zip(T.named_leaves(end), T.named_leaves(z), strict=True)}
@@ -149,7 +149,7 @@ def test_leaves_and_steps_have_noise_of_their_own():
 def test_a_step_of_two_batches_is_never_drawn(drawn):
     world, algorithm = case("extra_step")
     there = private(algorithm, 0.5, 0.8, drawn=drawn, **{p.name: 2 for p in algorithm.phases})
-    assert not any(stage.batches.drawn for p in there.phases for stage in p.work.stages)
+    assert not any(stage.batches.drawn for p in there.phases for stage in p.work.loops)
     assert play(there, world, 1)
 
 
@@ -168,7 +168,7 @@ def test_two_gradients_of_a_step_have_noise_of_their_own():
         a, b = (ops.grad("train", carry.z, batch, key)[0]["x"]["w"] for _ in range(2))
         return carry._replace(z={"x": {"w": carry.z["x"]["w"] + (a - b)}})
 
-    own = asking(replace(phase, work=replace(phase.work, stages=(Stage(step=step, batches=plan),))))
+    own = asking(replace(phase, work=replace(phase.work, loops=(LocalLoop(step=step, batches=plan),))))
     assert w(play(private(own, train=2), BOWL, 1)[0]) == 1.0
     assert w(play(private(own, multiplier=1.0, train=2), BOWL, 1)[0]) != 1.0
     with pytest.raises(ClientError, match="more gradients in a step"):
@@ -179,17 +179,17 @@ def test_exchanges_are_counted_by_client_and_phase_and_go_through_a_checkpoint()
     world, algorithm = case("cdma_ada")
     there = private(algorithm, gradient=2, update=2)
     heard: dict[str, dict[int, int]] = {p.name: {} for p in algorithm.phases}
-    void = late = 0
+    aborted = late = 0
     given = {"min_responses": 3, "attempts": 50}
     for record in records(
         there, world, 5, federation=Federation(availability=Bernoulli(0.5), policy=First(3)), **given
     ):
-        for phase in record.phases:  # of void attempts, too
-            void += phase.attempt < record.phases[-1].attempt
+        for phase in record.phases:  # of aborted attempts, too
+            aborted += phase.attempt < record.phases[-1].attempt
             late += phase.counts["late"]
-            for c in phase.clients[phase.responses.fate <= Fate.LATE].tolist():
+            for c in phase.clients[phase.responses.outcome <= Outcome.LATE].tolist():
                 heard[phase.phase][c] = heard[phase.phase].get(c, 0) + 1
-    assert void > 0
+    assert aborted > 0
     assert late > 0
     for state in (record.state, decode(*encode(record.state))):
         for name, answered in counted(state).phases.items():
@@ -229,7 +229,7 @@ def test_a_key_of_client_codes_own_leaves_the_noise_as_it_is():
     """Two steps with the same key, whose moves are far from alike all the same."""
     algorithm = averaging(epochs=2)
     phase = algorithm.phases[0]
-    inner = phase.work.stages[0].step
+    inner = phase.work.loops[0].step
 
     def step(ops, shared, local, batch, at, key):
         return inner(ops, shared, local, batch, at, rng.key(7))
@@ -255,7 +255,7 @@ def test_a_phase_comes_no_more_often_in_a_round_than_is_reckoned_with():
 
 
 def test_examples_that_are_held_out_have_no_gradients():
-    batches = replace(averaging().phases[0].work.stages[0].batches, held_out=True)
+    batches = replace(averaging().phases[0].work.loops[0].batches, held_out=True)
     world = World(Bowl(), rows([(1, 4)] * 8, [(1, -1)] * 8))
     with pytest.raises(ClientError, match="held out"):
         play(private(asking(stepping(batches=batches))), world, 1)

@@ -35,7 +35,7 @@ def mechanism(**given: Any) -> Mechanism:
 
 def averaging(world: World = BOWL, **options: Any) -> Any:
     given = {"lr": 1.0, "steps": 1, "batch_size": 1, "weight": "uniform"} if world is BOWL else options
-    return build("fedavg", world.task, CohortOptions(invite=4), **given)
+    return build("fedavg", world.task, CohortOptions(size=4), **given)
 
 
 def played(m: Mechanism, rounds: int, world: World = BOWL, algorithm: Any = None, **given: Any) -> list[Any]:
@@ -86,7 +86,7 @@ def test_clients_may_bring_the_noise_and_what_those_not_heard_do_not_bring_is_re
     assert first["noise_std"] == pytest.approx(2.0 * 0.5 * math.sqrt(2 / 4) / 2)
     assert second["noise_std"] == pytest.approx(2.0 * 0.5 * math.sqrt(3 / 4) / 3)
     assert two.ledger.spent.tolist() == pytest.approx([4 / 2, 4 / 2 + 4 / 3, 4 / 3, 4 / 3])
-    still = build("fedavg", BOWL.task, CohortOptions(invite=4), lr=1e-12, steps=1, batch_size=1, weight="uniform")
+    still = build("fedavg", BOWL.task, CohortOptions(size=4), lr=1e-12, steps=1, batch_size=1, weight="uniform")
     script(monkeypatch, [[0, 1, 2, 3]] * 300)
     z = torch.tensor([1.0, *(model(at) for at, _ in played(mechanism(shares=9), 300, algorithm=still))])
     assert float(z.diff().std()) == pytest.approx(2.0 * 0.5 * math.sqrt(4 / 9) / 3, rel=0.12)
@@ -189,7 +189,7 @@ def test_what_noise_does_not_hide_is_refused():
     twice = algorithm._replace(round=lambda state, rnd: algorithm.round(algorithm.round(state, rnd)[0], rnd))
     with pytest.raises(FedfleetError, match="asked twice in a round"):
         played(mechanism(), 1, BOWL, twice)
-    telling = replace(phase, work=replace(phase.work, finish=_telling(phase.work.finish)))
+    telling = replace(phase, work=replace(phase.work, client_final=_telling(phase.work.client_final)))
     told = algorithm._replace(round=lambda state, rnd: algorithm.round(state, _With(rnd, telling)), phases=(telling,))
     with pytest.raises(FedfleetError, match="clients send loss besides their models"):
         played(mechanism(), 1, BOWL, told)
@@ -258,10 +258,10 @@ class _Asking(_Around):
         return self.kept
 
 
-def _telling(finish: Any) -> Any:
+def _telling(client_final: Any) -> Any:
     def told(*given: Any) -> Any:
-        message, own = finish(*given)
-        return replace(message, config={"loss": torch.tensor(1.0)}), own
+        message, client_state = client_final(*given)
+        return replace(message, config={"loss": torch.tensor(1.0)}), client_state
 
     return told
 

@@ -1,4 +1,4 @@
-"""What a server makes of sums of integers: means and totals as they would be, but for a range and rounding."""
+"""Secure sums of integers give the means and totals that they should, but for a range and rounding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedfleet.algorithms.options import CohortOptions
 from fedfleet.middleware.secure_aggregation.secured import secured
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.block.masked import encoded
+from fedfleet.simulator.block.secure_sum import encoded
 from fedfleet.simulator.errors import ClientError, FedfleetError
 from fedfleet.simulator.secure import CLIPPED, WEIGHT, Secure
 from tests.algorithms.harness import Bowl, World, build, digits, flat, play, records, rows, script
@@ -30,7 +30,7 @@ def secure(**given) -> Secure:
 
 
 def averaging(weight: str) -> Any:
-    return build("fedavg", BOWL.task, CohortOptions(invite=4), lr=1.0, steps=1, batch_size=1, weight=weight)
+    return build("fedavg", BOWL.task, CohortOptions(size=4), lr=1.0, steps=1, batch_size=1, weight=weight)
 
 
 def sent(algorithm: Any, tree: Any) -> Any:
@@ -77,7 +77,7 @@ def test_a_weight_bound_that_nobody_reaches_only_rounds(monkeypatch):
 
 def worked(name: str, options: dict[str, Any], how: dict[str, Any] | None, **given: Any) -> list[torch.Tensor]:
     world = digits("classification", clients=12)
-    algorithm = build(name, world.task, CohortOptions(invite=6), steps=2, batch_size=5, **options)
+    algorithm = build(name, world.task, CohortOptions(size=6), steps=2, batch_size=5, **options)
     z = world.task.init(0)
     if how is not None:
         (phase,) = algorithm.phases
@@ -205,20 +205,20 @@ def test_a_void_exchange_is_tried_again_with_another_cohort_and_counted(monkeypa
     how = secure(threshold=1.0, dropout={"masked": 0.2}, clip={"z": 8.0})
     (found,) = rounds(averaging("uniform"), how, rounds=1, attempts=40)
     assert len(found.phases) > 1
-    *void, last = found.phases
-    assert all(p.secured.void for p in void)
-    assert last.secured.void is None
-    assert [p.counts["client_steps"] for p in found.phases] == [0] * len(void) + [4]
-    for p in void:
+    *aborted, last = found.phases
+    assert all(p.secured.aborted for p in aborted)
+    assert last.secured.aborted is None
+    assert [p.counts["client_steps"] for p in found.phases] == [0] * len(aborted) + [4]
+    for p in aborted:
         assert p.counts["bytes_up"] == p.secured.bytes_up
-        assert p.counts["floats_up"] == p.counts["heard"] == int(p.secured.masked.sum())
+        assert p.counts["floats_up"] == p.counts["completed"] == int(p.secured.masked.sum())
         assert p.counts["bytes_down"] == p.secured.bytes_down + p.counts["invited"] * p.bytes_down_each
     assert last.counts["bytes_up"] == last.secured.bytes_up + 4 * how.message_bytes
     assert last.counts["floats_up"] == 4
     assert model(found) == pytest.approx(sum(MEANS) / 4, abs=1e-3)
     few = replace(how, threshold=0.5)
     (found,) = rounds(averaging("uniform"), few, rounds=1, attempts=40, min_responses=4)
-    void = [p for p in found.phases[:-1] if not p.secured.void]
-    assert void
-    for p in void:  # enough to unmask, and too few for the round
-        assert p.counts["bytes_up"] == p.secured.bytes_up + p.counts["heard"] * how.message_bytes
+    aborted = [p for p in found.phases[:-1] if not p.secured.aborted]
+    assert aborted
+    for p in aborted:  # enough to unmask, and too few for the round
+        assert p.counts["bytes_up"] == p.secured.bytes_up + p.counts["completed"] * how.message_bytes

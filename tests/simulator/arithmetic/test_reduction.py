@@ -9,14 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from fedfleet.simulator.arithmetic import rng, stored
+from fedfleet.simulator.arithmetic import rng, upload_matrix
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.arithmetic.reduction import ByDomainMean, DomainMeans, Mean, Merging, Rows, Store, Total, merge
-from fedfleet.simulator.arithmetic.stored import Stored
+from fedfleet.simulator.arithmetic.reduction import (
+    ByDomainMean,
+    CollectUploads,
+    DomainMeans,
+    Mean,
+    Merging,
+    Rows,
+    Total,
+    merge,
+)
+from fedfleet.simulator.arithmetic.upload_matrix import UploadMatrix
 
 pytestmark = pytest.mark.quick
 
-REDUCTIONS = [Total(), Mean(), Mean(weighted=False), ByDomainMean(), Store()]
+REDUCTIONS = [Total(), Mean(), Mean(weighted=False), ByDomainMean(), CollectUploads()]
 
 
 def uploads(size: int, seed: int = 0) -> tuple[Any, Rows]:
@@ -47,7 +56,7 @@ def vector(tree: Any) -> np.ndarray:
 
 def whole(reduction: Any, value: Any) -> Any:
     """Compare stored uploads whatever blocks they lie in."""
-    return (T.concat(value.blocks), value.weight) if isinstance(reduction, Store) else value
+    return (T.concat(value.blocks), value.weight) if isinstance(reduction, CollectUploads) else value
 
 
 def close(reduction: Any, a: Any, b: Any) -> None:
@@ -163,22 +172,22 @@ def test_domain_means_list_the_heard_domains_in_order():
 def test_a_mean_of_no_weight_does_not_exist():
     values, rows = uploads(3)
     rows = rows._replace(weight=torch.zeros(3, dtype=torch.float64))
-    for mean in (lambda: Mean().final(Mean().block(values, rows)), lambda: Store().block(values, rows).mean()):
+    for mean in (lambda: Mean().final(Mean().block(values, rows)), lambda: CollectUploads().block(values, rows).mean()):
         with pytest.raises(ValueError, match="weights of all heard clients are zero"):
             mean()
 
 
 def tile() -> Any:
     """Draw how many numbers are in memory at a time."""
-    return st.sampled_from([1, 12, 24, 65536]).map(lambda floats: patch.object(stored, "_TILE", floats))
+    return st.sampled_from([1, 12, 24, 65536]).map(lambda floats: patch.object(upload_matrix, "_TILE", floats))
 
 
-def kept(size: int, cuts: tuple[int, ...] = (2, 3), seed: int = 0) -> tuple[Stored, np.ndarray]:
+def kept(size: int, cuts: tuple[int, ...] = (2, 3), seed: int = 0) -> tuple[UploadMatrix, np.ndarray]:
     values, rows = uploads(size, seed)
     partial = None
     for block in blocks_of(values, rows, list(cuts)):
-        partial = merge(Store(), partial, Store().block(*block))
-    return Store().final(partial), matrix(values)
+        partial = merge(CollectUploads(), partial, CollectUploads().block(*block))
+    return CollectUploads().final(partial), matrix(values)
 
 
 @given(tile(), st.sampled_from([1, 2, 5, 6, 10, 16, 17, 33]), st.sampled_from([0.0, 0.1, 0.2, 0.25, 0.4, 0.49]))
@@ -200,14 +209,14 @@ def test_products_medians_and_means_are_those_of_the_whole_matrix(tile, size, tr
 
 def test_gram_of_float32_uploads_is_summed_in_float64():
     big = torch.tensor([[4096.0, 1.0, 1.0]] * 2)  # 4096^2 + 2 is not a float32
-    assert Stored((big,), (torch.ones(2),)).gram().tolist() == [[4096.0**2 + 2] * 2] * 2
+    assert UploadMatrix((big,), (torch.ones(2),)).gram().tolist() == [[4096.0**2 + 2] * 2] * 2
 
 
 def test_trimmed_mean_cuts_the_share_written_not_its_rounding_error():
     values = torch.arange(100.0, dtype=torch.float64) ** 2  # 0.29 * 100 is 28.999999999999996
-    uploaded = Stored((values,), (torch.ones(100),))
+    uploaded = UploadMatrix((values,), (torch.ones(100),))
     assert float(uploaded.trimmed_mean(0.29)) == pytest.approx(float(values[29:71].mean()))
-    two = Stored((values[:2],), (torch.ones(2),))
+    two = UploadMatrix((values[:2],), (torch.ones(2),))
     assert float(two.trimmed_mean(0.5 - 1e-12)) == 0.5
 
 

@@ -168,6 +168,13 @@ def test_mismatching_trees_give_a_value_error(subtests):
                 operation(a, b)
 
 
+def test_no_leaf_is_stretched_over_another():
+    for f in (T.add, T.sub, lambda a, b: T.axpy(0.5, a, b)):
+        with pytest.raises(ValueError, match=r"\(1, 3\)"):
+            f({"w": torch.ones(1, 3)}, {"w": torch.ones(2, 3)})
+        assert f({"w": torch.ones(())}, {"w": torch.ones(2, 3)})["w"].shape == (2, 3)
+
+
 def test_what_does_not_fit_gives_a_value_error():
     for prefix in ({"x": 1.0}, {"x": 1.0, "y": 1.0, "z": 1.0}, {"x": {"q": 1.0}, "y": 1.0}):
         with pytest.raises(ValueError, match="prefix tree has"):

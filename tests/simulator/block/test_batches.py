@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom, poisson
 
 from fedfleet.simulator.arithmetic import rng
-from fedfleet.simulator.block.batches import OVERFLOW, Schedule, capacity, least_first, schedule
+from fedfleet.simulator.block.batches import OVERFLOW, BatchSchedule, capacity, least_first, schedule
 from fedfleet.simulator.work import Batch, BatchPlan
 
 pytestmark = pytest.mark.quick
@@ -29,11 +29,11 @@ def keys_of(clients: int) -> torch.Tensor:
     return rng.fold(rng.key(3), torch.arange(clients))
 
 
-def walk(plan: BatchPlan, counts: list[int], steps: int | None = None) -> Schedule:
+def walk(plan: BatchPlan, counts: list[int], steps: int | None = None) -> BatchSchedule:
     return schedule(plan, *block(counts), keys_of(len(counts)), steps)
 
 
-def visits(found: Schedule, client: int) -> list[list[int]]:
+def visits(found: BatchSchedule, client: int) -> list[list[int]]:
     """The real rows of each active step."""
     return [
         [int(r) for r, w in zip(found.rows[client, t], found.weight[client, t], strict=True) if w > 0]

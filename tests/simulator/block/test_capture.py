@@ -1,4 +1,4 @@
-"""What is captured, what is refused, and that nothing is trusted before it was compared."""
+"""Captures of blocks: what is captured, what is refused, and that nothing is trusted before it was compared."""
 
 import pickle
 import threading

@@ -1,5 +1,6 @@
 """Client code that misbehaves, run as one phase of a made-up federation."""
 
+import asyncio
 import math
 import pickle
 from dataclasses import replace
@@ -48,9 +49,25 @@ def test_an_exception_names_client_phase_and_step(federation, inner, k):
     assert isinstance(e.value.__cause__, ZeroDivisionError)
 
 
-@pytest.mark.parametrize(
-    "error", [ZeroDivisionError(), SystemExit(0), SystemExit("done"), KeyboardInterrupt(), GeneratorExit()], ids=repr
-)
+class Mute(Exception):
+    """An error that cannot say what it is."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+class Ending(BaseException):
+    """An author's own way to end a program."""
+
+
+ERRORS = [
+    *(ZeroDivisionError(), SystemExit(0), SystemExit("done"), KeyboardInterrupt(), GeneratorExit(), Ending("mine")),
+    *(asyncio.CancelledError(), BaseExceptionGroup("several", [KeyboardInterrupt()]), MemoryError(), Mute()),
+    *(ValueError("two\nlines \x1b[31m"), ValueError("long " * 100_000), ValueError("half \ud83d")),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_whatever_client_code_raises_is_its_fault(federation, inner, error):
     """Also where it is what ends a program, and would be taken for an interruption, or for success."""
 
@@ -68,6 +85,8 @@ def test_whatever_client_code_raises_is_its_fault(federation, inner, error):
     with put_off(), pytest.raises(ClientError, match=r"client 1, phase 'train', stage 0, step 0: \w+:") as e:
         federation.run(inner, CLIENTS, step=step)
     assert type(error).__name__ in str(e.value)
+    assert "\n" not in str(e.value)
+    assert len(e.value.told().encode()) < 100_000
     with put_off():
         dropped = federation.run(inner, CLIENTS, step=step, faults=Faults(on_client_error="drop_client"))
     assert [d.client for d in dropped.dropped] == [1]
@@ -91,11 +110,11 @@ def test_where_a_replay_fails_the_client_is_named(federation):
 
 
 def test_an_exception_at_the_end_or_in_the_objective_is_named_too(federation, inner):
-    def finish(shared, own, inbox, z):
+    def client_final(shared, client_state, client_input, z):
         raise RuntimeError("no message")
 
-    with pytest.raises(ClientError, match="client 4, phase 'train', finish: RuntimeError: no message"):
-        federation.run(inner, CLIENTS, finish=finish)
+    with pytest.raises(ClientError, match="client 4, phase 'train', client_final: RuntimeError: no message"):
+        federation.run(inner, CLIENTS, client_final=client_final)
 
     def loss(z, batch, ctx, key):
         raise ValueError("no loss")
@@ -106,22 +125,24 @@ def test_an_exception_at_the_end_or_in_the_objective_is_named_too(federation, in
 
 
 def test_a_weight_that_is_not_finite_names_its_client(federation, inner):
-    def finish(shared, own, inbox, z):
-        return Message(send={"z": z}, config={"trust": z["x"]["w"].sum()}), own
+    def client_final(shared, client_state, client_input, z):
+        return Message(send={"z": z}, config={"trust": z["x"]["w"].sum()}), client_state
 
     def step(ops, shared, z, batch, at, key):
         return {"x": {"w": z["x"]["w"] + at.num_examples}}
 
-    fine = federation.run(inner, CLIENTS, step=step, finish=finish, weight="trust", reduce={"z": Mean()})
+    fine = federation.run(inner, CLIENTS, step=step, client_final=client_final, weight="trust", reduce={"z": Mean()})
     assert fine.config["trust"].tolist() == [3 * 3 * n for n in (4, 2, 7)]
 
-    def poisoned(shared, own, inbox, z):
-        message, own = finish(shared, own, inbox, z)
+    def poisoned(shared, client_state, client_input, z):
+        message, client_state = client_final(shared, client_state, client_input, z)
         trust = message.config["trust"]
-        return Message(send=message.send, config={"trust": torch.where(trust == 3 * 3 * 2, math.nan, trust)}), own
+        return Message(
+            send=message.send, config={"trust": torch.where(trust == 3 * 3 * 2, math.nan, trust)}
+        ), client_state
 
     with pytest.raises(ClientError, match=r"client 1, phase 'train'.*not finite in 'trust'"):
-        federation.run(inner, CLIENTS, step=step, finish=poisoned, weight="trust", reduce={"z": Mean()})
+        federation.run(inner, CLIENTS, step=step, client_final=poisoned, weight="trust", reduce={"z": Mean()})
 
 
 def test_draws_from_torch_are_refused_and_the_replacement_is_named(federation, inner):
@@ -186,3 +207,37 @@ def test_an_error_travels_between_processes_as_its_message():
     assert str(copy) == str(error) == "client 3, phase 'train', stage 0, step 1: ValueError: bad"
     inexact = RuntimeError(f"pool {INEXACT}, but you set it")
     assert str(ClientError.at(3, "train", "step 1", inexact)).endswith(INEXACT_MEND)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (lambda state: None, "nothing"),
+        (lambda state: {"other": state["m"]}, "other"),
+        (lambda state: {"m": state["m"][:1]}, r"m is \(1, 3\)"),
+        (lambda state: {"m": state["m"].T}, r"m is \(3, 2\)"),
+        (lambda state: {"m": state["m"].double()}, "torch.float64"),
+    ],
+)
+def test_a_next_state_that_is_made_otherwise_is_a_fault(federation, inner, wrong, told):
+    def client_final(shared, client_state, client_input, z):
+        return Message(send={"z": z}), wrong(client_state)
+
+    client_state = {"m": torch.ones(len(CLIENTS), 2, 3)}
+    with pytest.raises(ClientError, match=f"client_final: ValueError: the next state.*{told}"):
+        federation.run(inner, CLIENTS, client_final=client_final, client_state=client_state)
+
+
+@pytest.mark.parametrize(
+    ("sent", "weight", "told"),
+    [
+        ({}, "uniform", "Phase.reduce has z, and it sends nothing"),
+        ({"z": 1}, "share", "Phase.weight is 'share'"),
+    ],
+)
+def test_what_is_sent_is_what_the_phase_reduces(federation, inner, sent, weight, told):
+    def client_final(shared, client_state, client_input, z):
+        return Message(send=dict.fromkeys(sent, z)), client_state
+
+    with pytest.raises(ClientError, match=f"client_final: ValueError: {told}"):
+        federation.run(inner, CLIENTS, client_final=client_final, weight=weight, reduce={"z": Mean()})

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.arithmetic.reduction import Mean, Store
+from fedfleet.simulator.arithmetic.reduction import CollectUploads, Mean
 from fedfleet.simulator.block.faults import Dropped, Faults, finite, not_finite
 from fedfleet.simulator.errors import ClientError
 from fedfleet.simulator.work import Message
@@ -52,7 +52,7 @@ def poisoned(value, k=1, examples=2):
     return step
 
 
-@pytest.mark.parametrize("reduction", [Mean(), Store()])
+@pytest.mark.parametrize("reduction", [Mean(), CollectUploads()])
 def test_a_client_that_raises_is_dropped_and_the_others_are_run_without_it(federation, inner, reduction):
     given = {"step": look_up, "reduce": {"z": reduction}, "weight": "num_examples"}
     found = federation.run(inner, CLIENTS, **given, faults=DROP)
@@ -69,7 +69,7 @@ def test_a_client_that_raises_is_dropped_and_the_others_are_run_without_it(feder
 
 
 def test_a_client_at_fault_is_dropped_once_from_a_block_that_is_filled_with_it(federation, inner):
-    given = {"step": poisoned(math.inf), "reduce": {"z": Mean()}, "rooms": (2, 6)}
+    given = {"step": poisoned(math.inf), "reduce": {"z": Mean()}, "buckets": (2, 6)}
     found = federation.run(inner, [1, 4, 5], **given, faults=DROP)
     why = "it sends a value that is not finite in 'z', first seen after stage 0, step 1"
     assert found.dropped == (Dropped(0, 1, why, bit_exact=True),)
@@ -97,25 +97,27 @@ def test_a_client_that_sends_what_is_not_finite_is_dropped(federation, inner, va
 def keep_count(value):
     """Clients of two examples keep ``value``, others the number of their examples; all send their point."""
 
-    def finish(shared, own, inbox, z):
-        seen = own["seen"] + 1
-        return Message(send={"z": z}, config={"seen": seen}), {"seen": torch.where(own["seen"] == 2, value, seen)}
+    def client_final(shared, client_state, client_input, z):
+        seen = client_state["seen"] + 1
+        return Message(send={"z": z}, config={"seen": seen}), {
+            "seen": torch.where(client_state["seen"] == 2, value, seen)
+        }
 
-    return finish
+    return client_final
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_state_that_is_not_finite_counts_though_all_that_is_sent_is_finite(federation, inner, value):
-    own = {"seen": torch.tensor([4.0, 2.0, 7.0])}
-    found = federation.run(inner, CLIENTS, finish=keep_count(value), own=own, faults=DROP)
+    client_state = {"seen": torch.tensor([4.0, 2.0, 7.0])}
+    found = federation.run(inner, CLIENTS, client_final=keep_count(value), client_state=client_state, faults=DROP)
     assert found.dropped == (Dropped(1, 1, "its state is not finite in 'seen'", bit_exact=True),)
-    assert found.own["seen"].tolist() == [5.0, 8.0] == found.config["seen"].tolist()
-    assert own["seen"].tolist() == [4.0, 2.0, 7.0]
+    assert found.client_state["seen"].tolist() == [5.0, 8.0] == found.config["seen"].tolist()
+    assert client_state["seen"].tolist() == [4.0, 2.0, 7.0]
     with pytest.raises(ClientError) as e:
-        federation.run(inner, CLIENTS, finish=keep_count(value), own=own)
+        federation.run(inner, CLIENTS, client_final=keep_count(value), client_state=client_state)
     assert str(e.value) == f"client 1, phase 'train': its state is not finite in 'seen': {DIVERGED}"
-    kept = federation.run(inner, CLIENTS, finish=keep_count(value), own=own, faults=KEEP)
-    assert kept.own["seen"].isfinite().tolist() == [True, False, True]
+    kept = federation.run(inner, CLIENTS, client_final=keep_count(value), client_state=client_state, faults=KEEP)
+    assert kept.client_state["seen"].isfinite().tolist() == [True, False, True]
 
 
 def test_one_kind_of_fault_can_be_dropped_and_the_other_not(federation, inner):
@@ -141,7 +143,7 @@ def test_where_all_are_dropped_nothing_comes_back(federation, inner):
     assert [(d.row, d.client, d.why) for d in found.dropped] == [
         (i, c, "stage 0, step 0: ValueError: what the author did") for i, c in enumerate(CLIENTS)
     ]
-    assert (found.partials, found.config, found.own, len(found.losses)) == ({"z": None}, {}, None, 0)
+    assert (found.partials, found.config, found.client_state, len(found.losses)) == ({"z": None}, {}, None, 0)
     assert found.steps == found.measured == found.floats_up == found.bytes_up == 0
 
 
@@ -157,21 +159,21 @@ def test_a_sum_that_overflows_is_nobodys_fault(federation, inner):
         )
 
 
-@pytest.mark.parametrize("where", ["shared", "own"])
+@pytest.mark.parametrize("where", ["shared", "client_state"])
 def test_who_writes_in_place_before_it_raises_is_not_dropped(federation, inner, where):
-    def finish(shared, own, inbox, z):
-        if int(own["seen"]) == 7:
-            (shared["z"]["x"]["w"] if where == "shared" else own["seen"]).add_(1.0)
+    def client_final(shared, client_state, client_input, z):
+        if int(client_state["seen"]) == 7:
+            (shared["z"]["x"]["w"] if where == "shared" else client_state["seen"]).add_(1.0)
             raise ValueError("after the harm is done")
-        return Message(send={"z": z}), own
+        return Message(send={"z": z}), client_state
 
-    own = {"seen": torch.tensor([4.0, 2.0, 7.0])}
+    client_state = {"seen": torch.tensor([4.0, 2.0, 7.0])}
     named = {
         "shared": "'z.x.w', which all clients share",
-        "own": "'own.seen', so the block could not be run a second time",
+        "client_state": "'client_state.seen', so the block could not be run a second time",
     }
     with pytest.raises(ClientError, match=rf"phase 'train': client code wrote in place into {named[where]}"):
-        federation.run(inner, CLIENTS, finish=finish, own=own, faults=DROP)
+        federation.run(inner, CLIENTS, client_final=client_final, client_state=client_state, faults=DROP)
 
 
 def test_rows_are_those_of_the_block_though_memory_halved_it(federation, inner):

@@ -10,7 +10,7 @@ from fedfleet.config import schema as config
 from fedfleet.config.population import load_data
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.arithmetic.reduction import Mean, Store
+from fedfleet.simulator.arithmetic.reduction import CollectUploads, Mean
 from fedfleet.simulator.errors import ClientError
 
 
@@ -32,7 +32,7 @@ class Tight:
         return self._whole.local_data(clients)
 
 
-@pytest.mark.parametrize("reduction", [Mean(), Store()])
+@pytest.mark.parametrize("reduction", [Mean(), CollectUploads()])
 def test_halves_send_what_the_block_would_have(federation, inner, reduction):
     clients = [4, 0, 2, 5, 3]
     whole = federation.run(inner, clients, reduce={"z": reduction}, weight="num_examples")
@@ -40,7 +40,7 @@ def test_halves_send_what_the_block_would_have(federation, inner, reduction):
     found = tight.run(inner, clients, reduce={"z": reduction}, weight="num_examples")
     assert (whole.splits, found.splits) == (0, 2)  # 2 + 3, and the three again
     finals = [reduction.final(r.partials["z"]) for r in (whole, found)]
-    a, b = (T.concat(f.blocks) if isinstance(reduction, Store) else f for f in finals)
+    a, b = (T.concat(f.blocks) if isinstance(reduction, CollectUploads) else f for f in finals)
     T.map(lambda x, y: torch.testing.assert_close(x, y), a, b)
     for name in ("steps", "measured", "floats_up", "bytes_up"):
         assert getattr(whole, name) == getattr(found, name)
@@ -60,7 +60,7 @@ def test_a_run_says_that_it_depended_on_the_machine(tmp_path, most):
             "rounds": 2,
             "population": {"clients": 20},
             "algorithm": {"name": "scaffold", "steps": 1},
-            "cohort": {"invite": 8},
+            "cohort": {"size": 8},
             "executor": {"kind": "local", "block_size": 4},
         }
     )
@@ -73,6 +73,6 @@ def test_a_run_says_that_it_depended_on_the_machine(tmp_path, most):
     assert all(e["event"] == "out_of_memory" and e["splits"] == 1 for e in events)
     assert [e["round"] for e in events] == ([] if most == 100 else [0, 0, 1, 1])
     counts = pd.read_parquet(tmp_path / "run" / "rounds.parquet")
-    assert counts.heard.tolist() == [8, 8]
+    assert counts.completed.tolist() == [8, 8]
     expected = plain.run(tmp_path / "plain")
     assert run.summary["final"]["eval/loss"] == pytest.approx(expected.summary["final"]["eval/loss"], rel=1e-4)

@@ -10,7 +10,7 @@ Where there is a GPU, the tests run on it instead: ``DEVICE`` is that, ``placed`
 held to what the GPU refuses and does.
 
 As on a GPU, a number on the CPU may take part in arithmetic, indices may come from the CPU, and copies go either way. A mode sees
-one thread, so that ``Stored``, which computes in several, is made to use this one.
+one thread, so that ``UploadMatrix``, which computes in several, is made to use this one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedfleet.simulator.arithmetic import stored
+from fedfleet.simulator import ambient
+from fedfleet.simulator.arithmetic import upload_matrix
 
 REAL = torch.cuda.is_available()
 DEVICE, CPU = torch.device("cuda" if REAL else "fpga", 0), torch.device("cpu")
@@ -216,7 +217,12 @@ def placed() -> Iterator[Watch | Allocations]:
     }
     of_torch = {name: functools.partial(_made, getattr(torch, name)) for name in FACTORIES}
     of_torch |= {name: functools.partial(_of_values, getattr(torch, name)) for name in ("tensor", "as_tensor")}
-    with patch.multiple(torch, **of_torch), patch.multiple(stored, _threads=Here), Watch() as watch:
+    with (
+        patch.multiple(torch, **of_torch),
+        patch.multiple(upload_matrix, _threads=Here),
+        patch.multiple(ambient, _mode=lambda: None),  # a run refuses modes around it; this one stands for the device
+        Watch() as watch,
+    ):
         before = {
             name: Tensor.__dict__[name] for name in of_tensors if name in Tensor.__dict__
         }  # the others are inherited

@@ -1,4 +1,4 @@
-"""What lies between algorithms and a device: draws, reductions, uploads that are kept, populations."""
+"""The engine on a device: draws, reductions, uploads that are kept, populations."""
 
 import pytest
 import torch
@@ -8,8 +8,8 @@ from fedfleet.simulator.arithmetic import optim, rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.combination import Combination
 from fedfleet.simulator.arithmetic.factored import Ledger, Notes
-from fedfleet.simulator.arithmetic.reduction import ByDomainMean, Mean, Rows, Store, Total
-from fedfleet.simulator.arithmetic.stored import Stored
+from fedfleet.simulator.arithmetic.reduction import ByDomainMean, CollectUploads, Mean, Rows, Total
+from fedfleet.simulator.arithmetic.upload_matrix import UploadMatrix
 from fedfleet.simulator.held_out import HeldOut
 from fedfleet.simulator.population import InMemoryPopulation, gather
 from tests.simulator.conftest import make_population
@@ -57,14 +57,17 @@ REDUCTIONS = {
     "unweighted": (Mean(weighted=False), lambda v: v),
     "total": (Total(), lambda v: v),
     "by domain": (ByDomainMean(), lambda v: v),
-    "gram": (Store(), lambda s: s.gram()),
-    "gram of differences": (Store(), lambda s: s.gram(ORIGIN)),
-    "combine": (Store(), lambda s: s.combine(torch.linspace(-1, 1, 7, dtype=torch.float64))),
-    "combined differences": (Store(), lambda s: s.combine(torch.linspace(-1, 1, 7, dtype=torch.float64), ORIGIN)),
-    "mean of what is kept": (Store(), lambda s: s.mean()),
-    "median": (Store(), lambda s: s.median()),
-    "trimmed mean": (Store(), lambda s: s.trimmed_mean(0.2)),
-    "krum": (Store(), lambda s: s.krum(2, keep=2)),
+    "gram": (CollectUploads(), lambda s: s.gram()),
+    "gram of differences": (CollectUploads(), lambda s: s.gram(ORIGIN)),
+    "combine": (CollectUploads(), lambda s: s.combine(torch.linspace(-1, 1, 7, dtype=torch.float64))),
+    "combined differences": (
+        CollectUploads(),
+        lambda s: s.combine(torch.linspace(-1, 1, 7, dtype=torch.float64), ORIGIN),
+    ),
+    "mean of what is kept": (CollectUploads(), lambda s: s.mean()),
+    "median": (CollectUploads(), lambda s: s.median()),
+    "trimmed mean": (CollectUploads(), lambda s: s.trimmed_mean(0.2)),
+    "krum": (CollectUploads(), lambda s: s.krum(2, keep=2)),
 }
 ORIGIN = {"w": torch.full((4, 3), 0.5), "b": torch.arange(5.0)}
 
@@ -73,7 +76,7 @@ def reduced(reduction, end, device):
     """As a block on the device, the driver beside it and, of uploads that are kept, the device again."""
     blocks = [T.map(lambda t: t.to("cpu"), reduction.block(u, rows(len(u["b"]), device))) for u in uploads(device)]
     final = reduction.final(reduction.merge(*blocks))
-    if isinstance(final, Stored):
+    if isinstance(final, UploadMatrix):
         final = final._replace(device=torch.device(device))
     return end(final)
 

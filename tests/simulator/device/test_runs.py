@@ -21,7 +21,7 @@ BASE = {
     "population": {"dataset": "digits", "clients": 30, "partition": {"kind": "label_sorted"}},
     "task": {"hidden": [5]},
     "algorithm": {"name": "fedavg", "steps": 2, "batch_size": 24},
-    "cohort.invite": 3,
+    "cohort.size": 3,
     "executor": {"kind": "local", "inner": "batched", "block_size": 2},
     "evaluation": {"every": 1},
 }
@@ -69,10 +69,10 @@ RUNS = {
     "private": {"privacy": {"clip_norm": 1.0, "delta": 1e-3, "noise_multiplier": 0.5}, "algorithm.weight": "uniform"},
     "private for examples": {"example_privacy": {"clip_norm": 1.0, "delta": 1e-3, "noise_multiplier": 0.5}},
     "compressed": {
-        "transforms.up": [{"name": "top_k", "share": 0.1, "feedback": True}, {"name": "qsgd", "levels": 7}],
+        "transforms.up": [{"name": "top_k", "share": 0.1, "error_feedback": True}, {"name": "qsgd", "levels": 7}],
         "transforms.down": ["delta", "rotation", {"name": "uniform", "levels": 16}],
     },
-    "thin": {"transforms.up": [{"name": "low_rank", "rank": 2, "feedback": True}]},
+    "thin": {"transforms.up": [{"name": "low_rank", "rank": 2, "error_feedback": True}]},
     "masked": {"secure_aggregation": {"threshold": 0.5, "bits": 16, "clip": 1.0}},
     "attacked": {
         "algorithm": {"name": "robust", "of": "fedavg", "rule": "geometric_median"},

@@ -1,4 +1,4 @@
-"""Which way a metric is better, by its name."""
+"""Directions of metrics: which way is better, by the name."""
 
 from fedfleet.simulator.driver.evaluation import less_is_better
 

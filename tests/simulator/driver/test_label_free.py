@@ -1,4 +1,4 @@
-"""What is said of predictions without labels."""
+"""Label-free measures of predictions."""
 
 import math
 

@@ -13,14 +13,14 @@ import fedfleet
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.algorithm import Algorithm, beneath
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.driver.simulate import Void
+from fedfleet.simulator.driver.simulate import RoundAborted
 from fedfleet.simulator.fleet.availability import Always
 from fedfleet.simulator.fleet.responses import Federation
 from tests.algorithms.harness import build, digits, flat, records
 from tests.refusals import refused
 
 WORLD = digits("classification")
-ODD: dict[str, Any] = {"skip_void": True, "retry_s": 7.0}
+ODD: dict[str, Any] = {"skip_aborted": True, "retry_s": 7.0}
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Outer(NamedTuple):
 
 
 def fedavg() -> Algorithm:
-    return build("fedavg", WORLD.task, CohortOptions(invite=4), steps=1, batch_size=5)
+    return build("fedavg", WORLD.task, CohortOptions(size=4), steps=1, batch_size=5)
 
 
 def wrapped(inner: Algorithm) -> Algorithm:
@@ -64,7 +64,7 @@ def play(algorithm: Algorithm, rounds: int, **given: Any) -> list[Any]:
 def test_a_round_that_nobody_answers_counts_takes_time_and_changes_nothing():
     found = play(fedavg(), 4, **ODD)
     assert [r.skipped for r in found] == [True, False, True, False]
-    assert [(r.index, len(r.phases), r.phases[0].counts["heard"]) for r in found] == [
+    assert [(r.index, len(r.phases), r.phases[0].counts["completed"]) for r in found] == [
         (0, 1, 0), (1, 1, 4), (2, 1, 0), (3, 1, 4),
     ]  # fmt: skip
     assert found[0].virtual_s == 7.0
@@ -92,14 +92,14 @@ def test_an_algorithm_is_told_beneath_what_is_put_on_it():
 
 def test_a_round_is_the_same_in_all_its_retries():
     """Nobody is online in round 0 however often it is tried, and everybody in round 1 at once."""
-    with pytest.raises(Void, match="3 cohorts in a row"):
+    with pytest.raises(RoundAborted, match="3 cohorts in a row"):
         play(fedavg(), 1, attempts=3)
 
 
 QUICK: dict[str, Any] = {
     "rounds": 5, "population": {"dataset": "digits", "clients": 20}, "task": {"model": "logistic"},
     "algorithm": {"name": "fedavg", "steps": 1, "batch_size": 4}, "executor": {"kind": "local"},
-    "availability": {"kind": "bernoulli", "rate": 0.3}, "cohort": {"invite": 3, "min_responses": 2, "void": "skip"},
+    "availability": {"kind": "bernoulli", "rate": 0.3}, "cohort": {"size": 3, "min_responses": 2, "on_abort": "skip"},
 }  # fmt: skip
 
 
@@ -107,19 +107,19 @@ def test_skipped_rounds_stand_in_the_tables_and_after_a_resume(tmp_path):
     whole = fedfleet.run(QUICK, {"rounds": 8}, out=tmp_path / "whole")
     rounds = whole.table("rounds")
     skipped = rounds.skipped.tolist()
-    assert skipped == (rounds.heard < 2).tolist()
+    assert skipped == (rounds.completed < 2).tolist()
     assert 1 < sum(skipped) < 8
     assert (whole.table("phases").attempt == 0).all()
     part = fedfleet.run(QUICK, {"rounds": 3}, out=tmp_path / "part")
     again = fedfleet.resume(part.folder, {"rounds": 8})
-    for name in ("fates", "phases"):
+    for name in ("outcomes", "phases"):
         assert again.table(name).equals(whole.table(name))
     assert again.table("rounds").skipped.tolist() == skipped
-    plain = fedfleet.run(QUICK, {"cohort.void": "retry"}, out=tmp_path / "plain").table("rounds")
+    plain = fedfleet.run(QUICK, {"cohort.on_abort": "retry"}, out=tmp_path / "plain").table("rounds")
     assert "skipped" not in plain
 
 
 def test_an_asynchronous_server_has_no_rounds_to_skip():
     config = {**QUICK, "algorithm": {"name": "fedbuff", "steps": 1, "batch_size": 4, "buffer": 2, "concurrency": 4}}
-    given = fedfleet.load({**config, "cohort": {"void": "skip"}})
-    refused(lambda: fedfleet.Experiment(given), "cohort.void='skip'")
+    given = fedfleet.load({**config, "cohort": {"on_abort": "skip"}})
+    refused(lambda: fedfleet.Experiment(given), "cohort.on_abort='skip'")

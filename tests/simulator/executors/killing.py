@@ -1,4 +1,4 @@
-"""What tests of dying workers share; it goes to the workers by value, since they cannot import tests."""
+"""Helpers of tests of dying workers; they go to the workers by value, since these cannot import tests."""
 
 import os
 import signal

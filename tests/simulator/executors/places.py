@@ -11,7 +11,7 @@ from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.block.task import BlockTask
 from fedfleet.simulator.executors import pool
 from fedfleet.simulator.executors.actor import Ready
-from fedfleet.simulator.executors.likeness import Place
+from fedfleet.simulator.executors.fingerprint import Place
 from fedfleet.simulator.executors.pool import Pool
 
 
@@ -39,7 +39,7 @@ class Places:
 
     def come(self):
         while any(s.starting for s in self.pool.slots):
-            self.pool.bell.answer()
+            self.pool.event_queue.answer()
 
     def kill(self, number):
         self.pool.died(self.pool.slots[number], ray.exceptions.ActorDiedError(), 2, block())

@@ -1,4 +1,4 @@
-"""What Ray is given for a tensor, without Ray; and which process keeps the actors of a machine."""
+"""Tensors as Ray is given them, without Ray; and which process keeps the actors of a machine."""
 
 import os
 import pickle

@@ -35,7 +35,7 @@ CASES = {
     "owing": {
         **AVERAGING,
         "transforms": {
-            "up": [{"name": "top_k", "share": 0.1, "feedback": True}],
+            "up": [{"name": "top_k", "share": 0.1, "error_feedback": True}],
             "down": ["delta", "rotation", {"name": "uniform", "levels": 16}],
         },
     },
@@ -118,7 +118,7 @@ def experiment(case, **given):
     config = {
         "rounds": 3,
         "population": {"clients": 24},
-        "cohort": {"invite": 8},
+        "cohort": {"size": 8},
         "executor": {"kind": "local", "block_size": 2, "inner": "batched"},
         "evaluation": {"every": 1, "per_client": True},
         **CASES[case],
@@ -128,7 +128,9 @@ def experiment(case, **given):
 
 def outcome(x, out):
     done = x.run(out)
-    tables = [done.table(t).drop(columns="seconds", errors="ignore") for t in ("rounds", "phases", "fates", "clients")]
+    tables = [
+        done.table(t).drop(columns="seconds", errors="ignore") for t in ("rounds", "phases", "outcomes", "clients")
+    ]
     log = out / "events.jsonl"
     events = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     return (out / "model.safetensors").read_bytes(), tables, events, done.summary

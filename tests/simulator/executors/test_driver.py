@@ -1,4 +1,4 @@
-"""What the driver does beside its workers: tasks that cannot be sent, and actors that stop in the middle of an answer."""
+"""The driver beside its workers: tasks that cannot be sent, and actors that stop in the middle of an answer."""
 
 import os
 import threading
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedfleet.simulator.errors import ClientTimeout, FedfleetError
-from fedfleet.simulator.executors import near, pool
+from fedfleet.simulator.executors import local_channel, pool
 from fedfleet.simulator.work import Message
 from tests.simulator.executors.threads import FREEZE, Freezing, threaded
 
@@ -69,7 +69,7 @@ def test_an_interruption_in_the_middle_of_sending_loses_no_task(worker):
 
 
 @here
-@pytest.mark.parametrize("written", [3, near.ANSWER.size, near.ANSWER.size + 5])
+@pytest.mark.parametrize("written", [3, local_channel.ANSWER.size, local_channel.ANSWER.size + 5])
 def test_an_actor_frozen_in_an_answer_holds_up_nobody_and_its_tasks_run_again(monkeypatch, written):
     monkeypatch.setattr(Freezing, "written", written)
     with threaded(2, monkeypatch) as executor:
@@ -78,7 +78,7 @@ def test_an_actor_frozen_in_an_answer_holds_up_nobody_and_its_tasks_run_again(mo
             assert list(executor.map(echo, Message(), ["a", "b", "c"])) == ["a", "b", "c"]
         assert Freezing.freezes.wait(10)
         assert executor.events == []
-        monkeypatch.setattr(near, "FROZEN_S", 0.0)  # patience is at its end
+        monkeypatch.setattr(local_channel, "FROZEN_S", 0.0)  # patience is at its end
         for slot in executor._pool.slots:
             slot.near.frozen_at = slot.near.frozen_at and 0.0
         assert list(held) == [FREEZE, 1, 2]
@@ -90,7 +90,7 @@ def test_an_actor_frozen_in_an_answer_holds_up_nobody_and_its_tasks_run_again(mo
 @here
 def test_what_freezes_every_actor_is_named(monkeypatch):
     monkeypatch.setattr(Freezing, "written", 7)
-    monkeypatch.setattr(near, "FROZEN_S", 0.0)
+    monkeypatch.setattr(local_channel, "FROZEN_S", 0.0)
     monkeypatch.setattr(Freezing.freezes, "is_set", lambda: False)
     with threaded(1, monkeypatch) as executor:
         with pytest.raises(

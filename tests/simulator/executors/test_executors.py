@@ -12,11 +12,11 @@ import fedfleet
 from fedfleet.algorithms.local import Local, local_training
 from fedfleet.simulator.algorithm import Algorithm, View
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.arithmetic.reduction import Mean, Store
-from fedfleet.simulator.arithmetic.spool import Filed, Spool
-from fedfleet.simulator.driver import answers, cutting
+from fedfleet.simulator.arithmetic.reduction import CollectUploads, Mean
+from fedfleet.simulator.arithmetic.spill import Spilled, SpillFile
+from fedfleet.simulator.driver import answers, sharding
 from fedfleet.simulator.driver import round as driver
-from fedfleet.simulator.executors import messages, slab
+from fedfleet.simulator.executors import messages, shared_buffer
 from fedfleet.simulator.work import BatchPlan, LocalWork, Message, Phase
 from tests.parts import slow_but
 
@@ -48,19 +48,23 @@ def one_phase(phase, server):
 def personalised():
     """Clients start half way between the server's model and their own last one."""
 
-    def begin(shared, own, inbox, key):
-        return Local(T.axpy(0.5, T.sub(own, shared["z"]), shared["z"]), None, own)
+    def client_init(shared, client_state, client_input, key):
+        return Local(T.axpy(0.5, T.sub(client_state, shared["z"]), shared["z"]), None, client_state)
 
-    def finish(shared, own, inbox, local):
+    def client_final(shared, client_state, client_input, local):
         return Message(send={"z": local.z}), local.z
 
-    work = LocalWork(begin=begin, stages=TRAINING.stages, finish=finish)
-    return one_phase(Phase(name="train", work=work, reduce={"z": Mean()}, own=lambda shared: shared["z"]), lambda z: z)
+    work = LocalWork(client_init=client_init, loops=TRAINING.loops, client_final=client_final)
+    return one_phase(
+        Phase(name="train", work=work, reduce={"z": Mean()}, client_state=lambda shared: shared["z"]), lambda z: z
+    )
 
 
 def stored():
     """The server takes the median of the uploads."""
-    return one_phase(Phase(name="train", work=TRAINING, reduce={"z": Store()}), lambda uploads: uploads.median())
+    return one_phase(
+        Phase(name="train", work=TRAINING, reduce={"z": CollectUploads()}), lambda uploads: uploads.median()
+    )
 
 
 OWN = {"personalised": personalised, "stored": stored}
@@ -70,7 +74,7 @@ def run(out, name, **executor):
     config = {
         "rounds": 4,
         "population": {"clients": 40, "partition": {"kind": "dirichlet", "alpha": 0.3, "min_size": 10}},
-        "cohort": {"invite": 12, "respond": "siwer"},
+        "cohort": {"size": 12, "wait_for": "siwer"},
         "availability": {"kind": "bernoulli", "rate": 0.8},
         "executor": {"block_size": 3, **executor},
         "evaluation": {"every": 2, "per_client": True},
@@ -80,7 +84,7 @@ def run(out, name, **executor):
         del config["cohort"]
     done = fedfleet.run(config, out=out, algorithm=OWN[name]() if name in OWN else None)
     tables = {
-        t: done.table(t).drop(columns="seconds", errors="ignore") for t in ("rounds", "phases", "fates", "clients")
+        t: done.table(t).drop(columns="seconds", errors="ignore") for t in ("rounds", "phases", "outcomes", "clients")
     }
     return (out / "model.safetensors").read_bytes(), tables
 
@@ -97,7 +101,7 @@ def check_equal(found, expected):
 def test_three_actors_give_the_bytes_of_this_process(tmp_path, name, inner, monkeypatch):
     expected = run(tmp_path / "local", name, kind="local", inner=inner)
     if inner == "batched":  # and add blocks themselves
-        monkeypatch.setattr(cutting, "blocks_a_task", lambda blocks, workers, size: 2)
+        monkeypatch.setattr(sharding, "blocks_a_task", lambda blocks, workers, size: 2)
     on = {"kind": "ray", "actors": 3, "cpus_per_actor": 0.25, "inner": inner}
     check_equal(run(tmp_path / "ray", name, **on), expected)
 
@@ -108,15 +112,15 @@ def test_any_number_of_actors_gives_equal_bytes_and_so_does_any_way_to_them(tmp_
     expected = run(tmp_path / "local", "two phases", kind="local", inner="batched")
     on = {"kind": "ray", "actors": actors, "cpus_per_actor": 0.1, "inner": "batched"}
     if way != "lines":  # as to other machines: a small model with the blocks,
-        monkeypatch.setattr(slab, "own", lambda count: [])
+        monkeypatch.setattr(shared_buffer, "own", lambda count: [])
     if way == "store":  # and a larger one through the object store, where results stay until they are joined
-        monkeypatch.setattr(cutting, "parts_a_task", lambda parts, nodes, size: 2)
+        monkeypatch.setattr(sharding, "parts_a_task", lambda parts, nodes, size: 2)
         monkeypatch.setattr(messages, "INLINE_BYTES", 0)
         monkeypatch.setattr(messages, "TOGETHER_BYTES", 0)
     check_equal(run(tmp_path / "ray", "two phases", **on), expected)
 
 
-class Elsewhere(Spool):
+class Elsewhere(SpillFile):
     """A file that workers cannot reach, as from another machine."""
 
     def __init__(self, least):
@@ -131,16 +135,16 @@ def test_uploads_that_are_kept_lie_in_a_file_and_change_no_bit(tmp_path, writer,
     expected = run(tmp_path / "local", "stored", kind="local", inner="batched")
     came, fell = [], answers.put_down
 
-    def put_down(phase, spool, partials):
-        found = fell(phase, spool, partials)
+    def put_down(phase, spill, partials):
+        found = fell(phase, spill, partials)
         leaves = [T.leaves(p["z"].blocks) for p in (partials, found)]
-        came.append([all(isinstance(leaf, Filed) for leaf in each) for each in leaves])
+        came.append([all(isinstance(leaf, Spilled) for leaf in each) for each in leaves])
         return found
 
     monkeypatch.setattr(answers, "put_down", put_down)
-    monkeypatch.setattr(driver, "Spool", lambda least: (Spool if writer == "workers" else Elsewhere)(0))
+    monkeypatch.setattr(driver, "SpillFile", lambda least: (SpillFile if writer == "workers" else Elsewhere)(0))
     if way == "calls":
-        monkeypatch.setattr(slab, "own", lambda count: [])
+        monkeypatch.setattr(shared_buffer, "own", lambda count: [])
     on = {"kind": "ray", "actors": 2, "cpus_per_actor": 0.1, "inner": "batched"}
     check_equal(run(tmp_path / "ray", "stored", **on), expected)
     assert all(after for _, after in came)

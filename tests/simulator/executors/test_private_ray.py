@@ -17,7 +17,7 @@ import pytest
 from fedfleet.simulator.executors.cluster import LOOPBACK
 from fedfleet.simulator.executors.session import PREFIX
 
-MARK, CONFIG = "FEDFLEET_TEST_SESSION", "{rounds: 100000, population: {clients: 20}, cohort: {invite: 4}}"
+MARK, CONFIG = "FEDFLEET_TEST_SESSION", "{rounds: 100000, population: {clients: 20}, cohort: {size: 4}}"
 LISTENS = "0A"
 LOCAL = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 pytestmark = [

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import ray
 
-from fedfleet.simulator.executors import actor, joins, pool
+from fedfleet.simulator.executors import actor, node_reducer, pool
 from fedfleet.simulator.executors.cluster import dumps, loads
-from fedfleet.simulator.executors.joins import Joiner
-from fedfleet.simulator.executors.likeness import Place
-from fedfleet.simulator.executors.near import ANSWER, Line
+from fedfleet.simulator.executors.fingerprint import Place
+from fedfleet.simulator.executors.local_channel import ANSWER, Line
+from fedfleet.simulator.executors.node_reducer import NodeReducer
 from fedfleet.simulator.executors.pool import Pool
 from fedfleet.simulator.executors.ray import RayExecutor
 
@@ -99,18 +99,18 @@ def joining(monkeypatch: pytest.MonkeyPatch, lose: int = 0) -> list[int]:
     """Have results joined at once, where Ray would have an actor do it; return how many each time. The first few are lost."""
     asked: list[int] = []
 
-    def join(parting: Any, parts: list[Any], *references: Any) -> SimpleNamespace:
+    def join(sharding: Any, parts: list[Any], *references: Any) -> SimpleNamespace:
         future: Future[Any] = Future()
         asked.append(len(references))
         if len(asked) <= lose:
             future.set_exception(ray.exceptions.ActorDiedError())
         else:
             results = [reference.future().result() for reference in references]
-            future.set_result(Joiner.join(object.__new__(Joiner), parting, parts, *results))
+            future.set_result(NodeReducer.join(object.__new__(NodeReducer), sharding, parts, *results))
         return SimpleNamespace(future=lambda: future)
 
     made = SimpleNamespace(join=SimpleNamespace(remote=join), kill=lambda: None)
-    monkeypatch.setattr(joins, "_joiner", lambda node: made)
+    monkeypatch.setattr(node_reducer, "_joiner", lambda node: made)
     return asked
 
 

@@ -8,9 +8,9 @@ from torch import Tensor
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.fleet.availability import Always, Bernoulli
-from fedfleet.simulator.fleet.devices import Alike, Load
+from fedfleet.simulator.fleet.devices import Homogeneous, Load
 from fedfleet.simulator.fleet.policies import First, Siwer, WaitAll
-from fedfleet.simulator.fleet.responses import Fate, Federation, Responses, respond
+from fedfleet.simulator.fleet.responses import Federation, Outcome, Responses, respond
 
 DRAWS = 4000
 
@@ -28,7 +28,7 @@ def online_at_once(model: Any, key: rng.Key, clients: Tensor) -> Tensor:
     return model.online(key, clients, torch.zeros(len(clients), dtype=torch.float64))
 
 
-def seconds_of(devices: Alike, key: rng.Key, clients: Tensor) -> Tensor:
+def seconds_of(devices: Homogeneous, key: rng.Key, clients: Tensor) -> Tensor:
     return devices.times(key, clients, load(clients)).after(torch.ones_like(clients))
 
 
@@ -50,7 +50,7 @@ def test_the_two_phases_draw_numbers_of_their_own(p_value):
     for i in range(DRAWS):
         root = rng.fold(rng.key(9), i)
         one, two = (
-            len(respond(Federation(policy=Siwer()), clients, clients * 0, load(clients), 0.0, k, k).heard)
+            len(respond(Federation(policy=Siwer()), clients, clients * 0, load(clients), 0.0, k, k).completed)
             for k in (rng.fold(root, 0), rng.fold(root, 1))
         )
         pairs[one - 5, two - 5] += 1
@@ -62,7 +62,7 @@ def test_siwer_never_waits_for_fewer_than_options_say(low, high):
     policy = Siwer(low, high)
     for invited in (1, 7, 10):
         drawn = {policy.wanted(invited, rng.fold(rng.key(2), i)) for i in range(500)}
-        options = CohortOptions(invite=invited, respond="siwer", response_low=low, response_high=high)
+        options = CohortOptions(size=invited, wait_for="siwer", response_low=low, response_high=high)
         assert min(drawn) == options.fewest
 
 
@@ -93,11 +93,11 @@ def test_bernoulli_clients_are_online_at_their_rate(rate):
 
 
 def test_answer_times_have_the_median_and_spread_they_say():
-    seconds = seconds_of(Alike(median_s=3.0, sigma=0.5), rng.key(5), torch.arange(20_000))
+    seconds = seconds_of(Homogeneous(median_s=3.0, sigma=0.5), rng.key(5), torch.arange(20_000))
     assert seconds.dtype == torch.float64
     assert float(seconds.median()) == pytest.approx(3.0, rel=0.03)
     assert float(seconds.log().std()) == pytest.approx(0.5, rel=0.03)
-    assert seconds_of(Alike(2.0, 0.0), rng.key(5), torch.arange(4)).tolist() == [2.0] * 4
+    assert seconds_of(Homogeneous(2.0, 0.0), rng.key(5), torch.arange(4)).tolist() == [2.0] * 4
 
 
 @pytest.mark.parametrize("steps", [0, 1, 7])
@@ -108,7 +108,7 @@ def test_who_is_first_is_drawn_whatever_the_work(steps):
         federation, nobody_twice = Federation(policy=First(1)), torch.zeros_like(clients)
         found = respond(federation, clients, nobody_twice, load(clients, steps), 0.0, key, key)
         assert float(found.seconds.min()) > 0
-        first.append(int((found.fate == Fate.HEARD).nonzero()))
+        first.append(int((found.outcome == Outcome.COMPLETED).nonzero()))
     assert min(first.count(c) for c in range(3)) > 70
 
 
@@ -117,7 +117,7 @@ def test_what_a_client_draws_depends_on_no_other():
     models: dict[str, Any] = {"availability": Bernoulli(0.5)}
     together = answer(6, clients, **models)
     backwards = answer(6, clients.flip(0), **models)
-    assert torch.equal(together.fate, backwards.fate.flip(0))
+    assert torch.equal(together.outcome, backwards.outcome.flip(0))
     assert torch.equal(together.seconds, backwards.seconds.flip(0))
     assert float(answer(6, clients[2:3], **models).seconds) == float(together.seconds[2])
 
@@ -129,15 +129,15 @@ def test_copies_of_one_client_share_availability_but_not_times():
         found = respond(
             Federation(availability=Bernoulli(0.5)), clients, copies, load(clients), 0.0, rng.fold(key, seed), key
         )
-        assert len(found.fate.unique()) == 1
-        assert len(found.seconds.unique()) == (6 if found.fate[0] == Fate.HEARD else 1)
+        assert len(found.outcome.unique()) == 1
+        assert len(found.seconds.unique()) == (6 if found.outcome[0] == Outcome.COMPLETED else 1)
 
 
 @pytest.mark.parametrize("policy", [First(3), Siwer()], ids=repr)
 def test_every_invited_client_is_heard_equally_often(policy):
     clients = torch.tensor([3, 1000, 17, 4, 5, 900_000, 0, 12])
     draws = [answer(i, clients, availability=Bernoulli(0.6), policy=policy) for i in range(1000)]
-    heard = torch.stack([d.fate == Fate.HEARD for d in draws]).double()
+    heard = torch.stack([d.outcome == Outcome.COMPLETED for d in draws]).double()
     # The clients of a phase compete, so a count's spread is not binomial. Under exchangeability, with variance v of one
     # entry and c between two, sum (count - mean)^2 / (draws * (v - c)) is chi-square with 7 degrees of freedom.
     covariance = heard.T.cov()
@@ -148,7 +148,7 @@ def test_every_invited_client_is_heard_equally_often(policy):
 
 
 def test_all_sets_of_heard_clients_are_alike(p_value):
-    sets = torch.stack([answer(i, torch.arange(5), policy=First(2)).heard for i in range(1500)])
+    sets = torch.stack([answer(i, torch.arange(5), policy=First(2)).completed for i in range(1500)])
     counts = (sets @ torch.tensor([5, 1])).unique(return_counts=True)[1]
     assert len(counts) == 10
     assert p_value(counts.numpy()) > 1e-3
@@ -158,7 +158,7 @@ def test_the_count_key_alone_decides_how_many_are_waited_for():
     clients = torch.arange(16)
     count_key, siwer = rng.key(8), Federation(policy=Siwer())
     numbers = {
-        len(respond(siwer, clients, torch.zeros_like(clients), load(clients), 0.0, rng.key(s), count_key).heard)
+        len(respond(siwer, clients, torch.zeros_like(clients), load(clients), 0.0, rng.key(s), count_key).completed)
         for s in range(20)
     }
     assert len(numbers) == 1

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.fleet.availability import Always, Bernoulli, chances
-from fedfleet.simulator.fleet.devices import Alike, Load
+from fedfleet.simulator.fleet.devices import Homogeneous, Load
 from fedfleet.simulator.fleet.online.correlated import Correlated
 from fedfleet.simulator.fleet.online.diurnal import Diurnal
 from fedfleet.simulator.fleet.online.markov import Markov
 from fedfleet.simulator.fleet.online.random_rate import RandomRate
 from fedfleet.simulator.fleet.online.trace import Trace
-from fedfleet.simulator.fleet.responses import Fate, Federation, chance, respond
+from fedfleet.simulator.fleet.responses import Federation, Outcome, chance, respond
 from tests.refusals import refused
 from tests.simulator.fleet.test_online_trace import devices, intervals
 
@@ -97,8 +97,8 @@ def test_over_all_heard_one_over_the_chance_adds_up_to_the_number_invited(subtes
             continue
         for hazard in (0.0, 1 / 600):
             with subtests.test(f"{name}, {hazard:g} failures a second"):
-                federation = Federation(availability=model, devices=Alike(60.0, 1.0), hazard=hazard)
-                heard = respond(federation, clients, copies, load, 5 * HOUR, key, key).fate == Fate.HEARD
+                federation = Federation(availability=model, devices=Homogeneous(60.0, 1.0), hazard=hazard)
+                heard = respond(federation, clients, copies, load, 5 * HOUR, key, key).outcome == Outcome.COMPLETED
                 p = chance(federation, clients, copies, load, 5 * HOUR, key)
                 off = float((heard[p > 0] / p[p > 0]).sum() - (p > 0).sum())
                 assert abs(off) <= 4 * float((1 / p[p > 0] - 1).sum().sqrt()) + 1e-6
@@ -109,7 +109,7 @@ def test_failures_take_their_share_of_the_chances():
     """exp(-60 / 600) of a client that works 60 s, at one failure in 600 s."""
     two = torch.arange(2)
     load = Load(torch.ones_like(two), torch.ones_like(two))
-    federation = Federation(availability=Bernoulli(0.3), devices=Alike(60.0, 0.0), hazard=1 / 600)
+    federation = Federation(availability=Bernoulli(0.3), devices=Homogeneous(60.0, 0.0), hazard=1 / 600)
     found = chance(federation, two, torch.zeros_like(two), load, 0.0, rng.key(1))
     assert found.tolist() == pytest.approx([0.3 * math.exp(-0.1)] * 2, rel=1e-12)
 

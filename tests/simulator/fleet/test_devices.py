@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.fleet.devices import Load, Times
-from fedfleet.simulator.fleet.hardware import Assigned, Drawn, Fleet, Hardware, Lognormal, Machines
-from fedfleet.simulator.fleet.responses import Fate, Federation, respond
+from fedfleet.simulator.fleet.hardware import Assigned, Drawn, Fleet, Hardware, HeterogeneousDevices, Lognormal
+from fedfleet.simulator.fleet.responses import Federation, Outcome, respond
 
 KEY = rng.key(11)
 MANY = torch.arange(20_000)
@@ -33,12 +33,14 @@ def load(clients: Tensor, steps: int = 4, **rest: float) -> Load:
 def test_times_worked_out_by_hand():
     one = Assigned(Hardware.of(gflops=2.0, down_mbps=40.0, up_mbps=10.0, latency_s=0.05))
     work = Load(torch.tensor([4]), torch.tensor([30]), bytes_down=1e6, bytes_up=5e5, flop=4e8)
-    times = Machines(one).times(KEY, torch.tensor([0]), work)
+    times = HeterogeneousDevices(one).times(KEY, torch.tensor([0]), work)
     # 2 * 0.05 + 8e6 / 4e7 + 4e6 / 1e7 seconds of messages; 30 examples of 4e8 operations at 2e9 a second, in 4 steps
     assert float(times.fixed) == pytest.approx(0.1 + 0.2 + 0.4)
     assert float(times.step) == pytest.approx(6.0 / 4)
     assert float(times.after(torch.tensor([4]))) == pytest.approx(6.7)
-    nothing = Machines(one).times(KEY, torch.tensor([0]), Load(torch.tensor([0]), torch.tensor([0]), flop=4e8))
+    nothing = HeterogeneousDevices(one).times(
+        KEY, torch.tensor([0]), Load(torch.tensor([0]), torch.tensor([0]), flop=4e8)
+    )
     assert (float(nothing.fixed), float(nothing.step)) == (0.1, 0.0)
 
 
@@ -76,10 +78,10 @@ def test_a_client_has_its_device_whoever_asks(ids: list[int], fleet: Fleet, data
 
 def test_times_stay_over_the_run_but_for_jitter():
     clients, work = MANY, load(MANY, bytes_down=1e5, bytes_up=1e5, flop=1e6)
-    steady = [Machines(LOGNORMAL).times(rng.key(s), clients, work) for s in (1, 2)]
+    steady = [HeterogeneousDevices(LOGNORMAL).times(rng.key(s), clients, work) for s in (1, 2)]
     assert torch.equal(steady[0].fixed, steady[1].fixed)
     assert torch.equal(steady[0].step, steady[1].step)
-    shaky = [Machines(LOGNORMAL, jitter=0.3).times(rng.key(s), clients, work) for s in (1, 2)]
+    shaky = [HeterogeneousDevices(LOGNORMAL, jitter=0.3).times(rng.key(s), clients, work) for s in (1, 2)]
     factor = [(t.fixed / steady[0].fixed).log() / 0.3 for t in shaky]
     assert all(kstest(f.numpy(), "norm").pvalue > 1e-3 for f in factor)
     assert spearmanr(factor[0].numpy(), factor[1].numpy()).pvalue > 1e-3
@@ -109,27 +111,27 @@ def phase(clients: Tensor, seed: int = 0, **models: Any):
 def test_clients_fail_with_probability_one_minus_exp(hazard, seconds):
     found = phase(MANY, devices=Fixed(lambda c: torch.full_like(c, seconds)), hazard=hazard)
     expected = 1 - math.exp(-hazard * seconds)
-    failed = found.fate == Fate.FAILED
+    failed = found.outcome == Outcome.FAILED
     assert abs(float(failed.double().mean()) - expected) < 4 * math.sqrt(expected * (1 - expected) / len(MANY))
     # the moment of failure is exponential, given that it comes before the end
     moments = found.seconds[failed].numpy()
     law = lambda t: -torch.expm1(-hazard * torch.as_tensor(t)) / expected  # noqa: E731
     assert kstest(moments, lambda t: law(t).numpy()).pvalue > 1e-3
     assert (found.seconds[~failed] == seconds).all()
-    assert (found.fate[~failed] == Fate.HEARD).all()
-    assert set(found.heard.tolist()).isdisjoint(failed.nonzero().flatten().tolist())
+    assert (found.outcome[~failed] == Outcome.COMPLETED).all()
+    assert set(found.completed.tolist()).isdisjoint(failed.nonzero().flatten().tolist())
     assert found.duration_s == seconds
 
 
 def test_failures_are_drawn_afresh_for_each_phase_and_copy():
     devices = Fixed(lambda c: torch.ones_like(c))
-    a, b = (phase(MANY, seed, devices=devices, hazard=math.log(2)).fate == Fate.FAILED for seed in (1, 2))
+    a, b = (phase(MANY, seed, devices=devices, hazard=math.log(2)).outcome == Outcome.FAILED for seed in (1, 2))
     assert abs(float((a & b).double().mean()) - 0.25) < 0.02
     key, copies = rng.key(3), torch.arange(64)
     twins = torch.zeros_like(copies)
     federation = Federation(devices=devices, hazard=math.log(2))
     found = respond(federation, twins, copies, load(twins), 0.0, key, key)
-    assert set(found.fate.tolist()) == {Fate.FAILED, Fate.HEARD}
+    assert set(found.outcome.tolist()) == {Outcome.FAILED, Outcome.COMPLETED}
 
 
 def test_the_median_device_has_the_median_of_each():

@@ -238,8 +238,8 @@ def test_waves_have_the_values_of_the_specification():
 
 
 VARIANCES = {
-    "outages": {"heard": 0.8512, "apart": 3.8541667, "alike": 1.0972222},
-    "independent": {"heard": 0.6976, "apart": 3.9791667, "alike": 1.0347222},
+    "outages": {"completed": 0.8512, "apart": 3.8541667, "alike": 1.0972222},
+    "independent": {"completed": 0.6976, "apart": 3.9791667, "alike": 1.0347222},
 }
 
 
@@ -256,7 +256,7 @@ def test_outages_have_the_moments_of_the_specification(name):
     found = on(process, clients, 5).double().view(-1, 4)
     values = torch.tensor([[0.0, 1, 4, -1], [1.0, 1, 1, 1]], dtype=torch.float64)
     statistics = {
-        "heard": (found.sum(1), 1.44),
+        "completed": (found.sum(1), 1.44),
         "apart": (found @ (values[0] / (4 * chance)), 1.0),
         "alike": (found @ (values[1] / (4 * chance)), 1.0),
     }

@@ -13,17 +13,17 @@ from torch import Tensor
 from fedfleet.simulator.algorithm import Cohort, Problem
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.arithmetic.reduction import Store
+from fedfleet.simulator.arithmetic.reduction import CollectUploads
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.driver.memory import Memory
 from fedfleet.simulator.driver.round import Conditions, EngineRound
 from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.fleet.devices import Load, Times
 from fedfleet.simulator.fleet.policies import Deadline, First
-from fedfleet.simulator.fleet.responses import Fate, Federation, respond
+from fedfleet.simulator.fleet.responses import Federation, Outcome, respond
 from fedfleet.simulator.fleet.selection import Uniform
 from fedfleet.simulator.population import InMemoryPopulation
-from fedfleet.simulator.work import BatchPlan, LocalWork, Message, Objective, Phase, Stage
+from fedfleet.simulator.work import BatchPlan, LocalLoop, LocalWork, Message, Objective, Phase
 
 FEATURES, K = 16, 6  # rows of 64 bytes: the last bit of a product may depend on where in memory its factors begin
 INNERS = ("serial", "batched", "factored")
@@ -57,12 +57,12 @@ def train(*plans: BatchPlan, divisible: bool = True) -> Phase:
         return step
 
     work = LocalWork(
-        begin=lambda shared, own, inbox, key: shared["z"],
-        stages=tuple(Stage(step=stage(s), batches=plan) for s, plan in enumerate(plans)),
-        finish=lambda shared, own, inbox, z: (Message(send={"z": z}), own),
+        client_init=lambda shared, client_state, client_input, key: shared["z"],
+        loops=tuple(LocalLoop(step=stage(s), batches=plan) for s, plan in enumerate(plans)),
+        client_final=lambda shared, client_state, client_input, z: (Message(send={"z": z}), client_state),
         divisible=divisible,
     )
-    return Phase(name="train", work=work, reduce={"z": Store()})
+    return Phase(name="train", work=work, reduce={"z": CollectUploads()})
 
 
 @dataclass
@@ -130,9 +130,9 @@ def test_a_slow_client_sends_what_one_with_fewer_steps_sends(inner, block_size):
         for client in (c for c in done if done[c] == m):
             # the factored executor multiplies all inputs of a block at once, which are more beside a client with more steps
             same(sent[client], expected[client], exactly=inner != "factored" or block_size == 1)
-    fates = record.responses.fate.tolist()
-    assert [c for c in range(8) if fates[c] == Fate.HEARD] == sorted(done)
-    assert fates[7] == Fate.LATE
+    outcomes = record.responses.outcome.tolist()
+    assert [c for c in range(8) if outcomes[c] == Outcome.COMPLETED] == sorted(done)
+    assert outcomes[7] == Outcome.LATE
     assert record.counts["client_steps"] == sum(done.values())
     assert record.responses.seconds[:7].max() <= 10.0
     assert record.responses.duration_s == 10.0
@@ -206,11 +206,11 @@ def test_a_client_does_all_the_steps_that_fit_and_is_never_late_for_one_too_many
         models, clients, clients, Load(torch.tensor([steps]), torch.tensor([1])), 0.0, rng.key(0), rng.key(0)
     )
     mine = int(found.steps)
-    if found.fate[0] == Fate.HEARD:
+    if found.outcome[0] == Outcome.COMPLETED:
         assert fixed + step * mine <= deadline_s
         assert mine == steps or fixed + step * (mine + 1) > deadline_s * (1 - 1e-12)
     else:
-        assert found.fate[0] == Fate.LATE
+        assert found.outcome[0] == Outcome.LATE
         assert mine == steps
         assert fixed + step > deadline_s
 

@@ -1,4 +1,4 @@
-"""Who is there at which exchange of secure aggregation, when a sum cannot be told, and the bytes and seconds of it all."""
+"""Exchanges of secure aggregation: who is there at each message, when it is aborted, and its bytes and seconds."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.fleet.devices import Load
-from fedfleet.simulator.fleet.hardware import Assigned, Hardware, Machines
+from fedfleet.simulator.fleet.hardware import Assigned, Hardware, HeterogeneousDevices
 from fedfleet.simulator.fleet.policies import Deadline
-from fedfleet.simulator.fleet.responses import Fate, Federation, respond
+from fedfleet.simulator.fleet.responses import Federation, Outcome, respond
 from fedfleet.simulator.fleet.secagg import exchange, needed, neighbours
 from fedfleet.simulator.secure import Secure
 from tests.algorithms.harness import Fixed
@@ -67,8 +67,15 @@ def test_an_exchange_by_hand():
         [0, 1, 2, 5],
         [0, 1, 2],
     ]
-    assert (went.threshold, went.void, went.asked, went.rebuilt) == (3, None, 5, 1)
-    assert [Fate(f).name for f in answers.fate.tolist()] == ["HEARD", "HEARD", "HEARD", "OFFLINE", "FAILED", "HEARD"]
+    assert (went.threshold, went.aborted, went.asked, went.rebuilt) == (3, None, 5, 1)
+    assert [Outcome(f).name for f in answers.outcome.tolist()] == [
+        "COMPLETED",
+        "COMPLETED",
+        "COMPLETED",
+        "UNAVAILABLE",
+        "FAILED",
+        "COMPLETED",
+    ]
     assert went.bytes_up == KEYS_UP + PARTS_UP + 3 * 5 * 32
     assert went.bytes_down == KEYS_DOWN + PARTS_DOWN
     assert (answers.duration_s, answers.seconds.tolist()) == (4.0, [3.0, 3.0, 3.0, 0.0, 3.0, 3.0])
@@ -84,11 +91,11 @@ def test_an_exchange_by_hand():
 )
 def test_it_is_void_where_too_few_are_left_after_any_message(threshold, stage, duration, up, down, asked):
     answers, went = happen(secure(threshold=threshold), SIX, 6)
-    assert went.void is not None
-    assert f"void after {stage}" in went.void
+    assert went.aborted is not None
+    assert f"aborted after {stage}" in went.aborted
     assert (answers.duration_s, went.bytes_up, went.bytes_down, went.asked) == (duration, up, down, asked)
     if not asked:
-        assert names(answers.fate == int(Fate.FAILED)) == [0, 1, 2, 3, 4, 5]
+        assert names(answers.outcome == int(Outcome.FAILED)) == [0, 1, 2, 3, 4, 5]
         assert answers.seconds.tolist() == [2.0] * 6
 
 
@@ -96,10 +103,10 @@ def test_where_nobody_is_there_nothing_happens_and_who_is_not_takes_no_time():
     nobody = Federation(availability=Until((0.0,) * 6), devices=Fixed((1.0,) * 6))
     answers, went = happen(secure(), nobody, 6)
     assert (went.bytes_up, went.bytes_down, went.asked, answers.duration_s) == (0, 0, 0, 0.0)
-    assert (answers.fate == int(Fate.OFFLINE)).all()
+    assert (answers.outcome == int(Outcome.UNAVAILABLE)).all()
     few = Federation(availability=Until((0.0, 0.0, 0.0, 0.0, 1.5, 1.5)), devices=Fixed((1.0,) * 6))
     answers, went = happen(secure(), few, 6)
-    assert went.void is not None
+    assert went.aborted is not None
     assert answers.seconds.tolist() == [0.0] * 4 + [2.0] * 2
 
 
@@ -108,7 +115,7 @@ def test_exactly_as_many_as_are_needed_are_enough():
         leaves = (NEVER,) * (6 - gone) + (3.5,) * gone
         federation = Federation(availability=Until(leaves), devices=Fixed((1.0,) * 6))
         _, went = happen(secure(threshold=4 / 6), federation, 6)
-        assert (went.threshold, went.void is None) == (4, gone <= 2)
+        assert (went.threshold, went.aborted is None) == (4, gone <= 2)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +127,7 @@ def test_the_threshold_is_rounded_up_and_nobody_is_seen_alone(threshold, size, p
 
 def test_one_client_is_no_sum():
     _, went = happen(secure(threshold=0.01), Federation(devices=Fixed((1.0,))), 1)
-    assert went.void is not None
+    assert went.aborted is not None
 
 
 @pytest.mark.parametrize(("n", "m", "bits", "factor"), [(2**10, 2**20, 16, 1.73), (2**14, 2**24, 16, 1.98)])
@@ -154,18 +161,18 @@ def test_neighbours_are_mutual_and_as_many_for_all(n, half, seed, gone):
 
 
 def test_with_neighbours_it_is_void_where_one_neighbourhood_has_too_few():
-    voids, total = 0, 0
+    aborts, total = 0, 0
     for seed in range(60):
         how = secure(neighbours=4, threshold=0.8, dropout={"unmasking": 0.1})
         _, went = happen(how, Federation(devices=Fixed((1.0,) * 20)), 20, key=rng.key(seed))
         assert (went.threshold, went.neighbours.size, bool(went.masked.all())) == (4, 5, True)
         fewest = min(int(went.unmasking[torch.tensor([u, *went.neighbours.ring[u].tolist()])].sum()) for u in range(20))
-        assert (went.void is not None) == (fewest < 4)
+        assert (went.aborted is not None) == (fewest < 4)
         up = 20 * (2 * 32 + 4 * 2 * 32) + int(went.unmasking.sum()) * 5 * 32
-        assert went.bytes_up == up + (20 * how.message_bytes if went.void else 0)
+        assert went.bytes_up == up + (20 * how.message_bytes if went.aborted else 0)
         assert went.bytes_down == 20 * 4 * (2 * 32 + 2 * 32)
-        voids, total = voids + (went.void is not None), total + int(went.unmasking.sum())
-    assert 10 < voids < 50
+        aborts, total = aborts + (went.aborted is not None), total + int(went.unmasking.sum())
+    assert 10 < aborts < 50
     assert 0.85 < total / 1200 < 0.95
 
 
@@ -186,7 +193,7 @@ def test_sums_are_lost_as_often_as_a_binomial_law_says():
     federation = Federation(devices=Fixed((1.0,) * 20))
     for seed in range(300):
         _, went = happen(how, federation, 20, key=rng.key(seed))
-        lost += went.void is not None
+        lost += went.aborted is not None
     exact = sum(math.comb(20, i) * 0.8**i * 0.2 ** (20 - i) for i in range(14))  # 14 parts are needed
     assert lost / 300 == pytest.approx(exact, abs=0.05)
 
@@ -194,7 +201,7 @@ def test_sums_are_lost_as_often_as_a_binomial_law_says():
 def test_messages_take_their_time_on_the_link_and_masks_on_the_processor():
     # 8 Mbit/s either way are 1e6 bytes a second; a latency of 0.1 s; 1e9 operations a second
     one = Hardware.of(1.0, 8.0, 8.0, 0.1)
-    devices = Machines(Assigned(Hardware(*(v.expand(3) for v in one))))
+    devices = HeterogeneousDevices(Assigned(Hardware(*(v.expand(3) for v in one))))
     how = secure(numbers=10_000, mask_flop=50.0)
     ones = torch.ones(3, dtype=torch.int64)
     load = Load(2 * ones, 10 * ones, bytes_down=40_000.0, bytes_up=40_000.0, flop=1e6)
