@@ -7,7 +7,7 @@ common.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,10 +49,19 @@ class Notes:
         self.step_examples = rows if self.step_examples is None else min(self.step_examples, rows)
         self.examples = max(self.examples, steps * rows)
 
-    def worked(self, phase: str, flop: int, rows: int) -> None:
-        """Note a phase in which so many operations were done for each client on so many examples."""
-        if rows:
-            self.flop[phase] = flop / rows
+    def worked(self, phase: str, stages: Iterable[tuple[list[int], int, int]]) -> None:
+        """Note what each step of each stage cost a client that was done, the examples of a step, and how many steps there are.
+
+        Where not all were done, the first and the last are what they are, and those between them stand for the others.
+        """
+        cost, examples = 0.0, 0
+        for flop, rows, steps in stages:
+            cost += sum(flop)
+            examples += rows * steps
+            if (left := steps - len(flop)) > 0:
+                cost += left * sum(flop[1:-1]) / (len(flop) - 2)
+        if examples:
+            self.flop[phase] = cost / examples
 
 
 class Walk:

@@ -202,6 +202,13 @@ def walked(
     return tuple(walks)
 
 
+def ends(schedule: BatchSchedule, most: int) -> BatchSchedule:
+    """Return a walk of ``most`` steps, the first half of them and the last, where it has more."""
+    if schedule.weight.shape[1] <= most:
+        return schedule
+    return BatchSchedule._make(torch.cat([x[:, : most // 2], x[:, -(most // 2) :]], 1) for x in schedule)
+
+
 def wider(schedule: BatchSchedule, per_step: int, *, first: bool) -> BatchSchedule:
     """Return a walk whose batches have one row more, of weight 0: the first, or the last, of all that a client sees."""
     seen = schedule.rows.flatten(1)

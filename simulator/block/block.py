@@ -18,7 +18,7 @@ from fedfleet.simulator.arithmetic.combination import multiplied_out
 from fedfleet.simulator.arithmetic.factored import Notes
 from fedfleet.simulator.arithmetic.reduction import Rows
 from fedfleet.simulator.arithmetic.tree import Tree
-from fedfleet.simulator.block.batches import walked
+from fedfleet.simulator.block.batches import ends, walked
 from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.block.client import ClientInputs, ClientProgram, padded
 from fedfleet.simulator.block.faults import LOWER, AtFault, Dropped, NotFinite, Watch, finite, not_finite
@@ -52,6 +52,7 @@ class Setup:
         reads: what each worker reads of the clients for itself, as texts by name that have to be the same everywhere; None
             where clients' data travel with the setup.
         root: the server's own examples, as those of one client; None where it has none.
+        steps: how many of a stage's steps are done, half at either end, to learn what all would take; None for all.
 
     """
 
@@ -68,6 +69,7 @@ class Setup:
     held: ClosureTensors = field(default_factory=ClosureTensors)
     reads: Callable[[Population], Mapping[str, str]] | None = None
     root: Population | None = None
+    steps: int | None = None
 
     @staticmethod
     def of(algorithm: Algorithm, task: Task, population: Population, inner: str, **rest: Any) -> Setup:
@@ -183,9 +185,10 @@ def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
     clients = filled.clients.to(device)
     local = setup.population.local_data(clients)
     keys = rng.fold(filled.key.to(device), clients, filled.copies.to(device))
-    walks = walked(phase, local, keys, filled.steps, filled.limit)
-    for w in walks:
+    whole = walked(phase, local, keys, filled.steps, filled.limit)
+    for w in whole:
         setup.notes.walked(*w.weight.shape[1:])
+    walks = whole if setup.steps is None else tuple(ends(w, setup.steps) for w in whole)
     batches = tuple(_along(local.data, w.rows) for w in walks)
     inputs = ClientInputs(
         rng.fold(keys, "begin"),
@@ -218,7 +221,8 @@ def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
             mine = program(given)
             sent = _ordinarily(mine, program, task, given)
             if mine.ledger is not None:
-                setup.notes.worked(phase.name, mine.ledger.flop, sum(w.weight[0].numel() for w in walks))
+                rows, steps = [w.weight.shape[2] for w in whole], [w.weight.shape[1] for w in whole]
+                setup.notes.worked(phase.name, zip(mine.flop, rows, steps, strict=True))
             setup.captures.ran(key, compute, given, sent)
     partials, loss, config, client_state = sent.partials, sent.loss.double(), sent.config, sent.client_state
     if len(clients) > count:

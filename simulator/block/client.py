@@ -55,8 +55,8 @@ class ClientProgram:
     """One client's phase, callable on the leaves of its slice of ``ClientInputs``, alone or under ``vmap``.
 
     After a call, ``result`` makes ``{"send", "config", "client_state", "loss"}`` of it, ``sent`` is the numbers and the bits
-    of what the client really sends, and ``where`` names the last step it was in (for error messages). ``watch``, where given, is
-    called with the values after each step of a client alone.
+    of what the client really sends, ``flop`` the operations of each step of each stage, if counted, and ``where`` names the
+    last step it was in (for error messages). ``watch``, where given, is called with the values after each step of a client alone.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class ClientProgram:
         self.ledger: Ledger | None = None
         self.out: Tree = None
         self.sent = 0, 0
+        self.flop: list[list[int]] = []
         self.combinations: list[Combination] = []
         self.where = "client_init"
         self.watch: Callable[[Tree], None] | None = None
@@ -101,6 +102,7 @@ class ClientProgram:
             watch(carry)
         losses: list[Tensor] = []
         measured: list[Tensor] = []
+        self.flop = [[] for _ in walks]
         for s, schedule in enumerate(walks):
             for k, step in enumerate(
                 map(BatchSchedule._make, zip(*(field.unbind(0) for field in schedule), strict=True))
@@ -154,8 +156,11 @@ class ClientProgram:
         if self.ledger is not None:
             last = (s, k) == (len(self.always) - 1, len(self.always[-1]) - 1)
             self.ledger.last = last and stage.batches.per_step == 1
+        before = 0 if self.ledger is None else self.ledger.flop
         ops = EngineOps(self.setup.objectives, self.setup.functions, self.ledger, self.setup.notes)
         new = stage.step(ops, self.shared, carry, given, StepInfo(k, at.epoch, at.epoch_end, count), at.key)
+        if self.ledger is not None:
+            self.flop[s].append(self.ledger.flop - before)
         return new, ops.loss
 
     def alone(self, row: int, most: int | None = None) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""Try an algorithm on two clients for two rounds, factored, to learn what that takes before the run begins."""
+"""Try an algorithm on two clients for two rounds of few steps, factored, to learn what a run takes before it begins."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.work import Message, Phase
 
 CLIENTS, ROUNDS = 2, 2  # rounds may differ from the first, as with methods that remember the round before
+STEPS = 4  # of a stage, two at either end: those between them do what these do
 
 
 def probe(algorithm: Algorithm, z: Tree, problem: Problem, setup: Setup, *, own: bool = False) -> Notes:
@@ -34,7 +35,7 @@ def probe(algorithm: Algorithm, z: Tree, problem: Problem, setup: Setup, *, own:
     """
     notes = Notes()
     executor = LocalExecutor(threads=None)
-    executor.start(replace(setup, inner="factored", device="cpu", notes=notes))
+    executor.start(replace(setup, inner="factored", device="cpu", notes=notes, steps=STEPS))
     conditions = Conditions(seed=0, block_size=CLIENTS, faults=Faults(non_finite="keep"))
     memory = Memory(conditions.selection)
     state = initial(algorithm, z, 0, problem)

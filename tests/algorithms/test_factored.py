@@ -1,5 +1,7 @@
 """Factored weights: which stay so, and what becomes of those that do not."""
 
+from collections import Counter
+
 import pytest
 import torch
 from cases import CASES, MODEL
@@ -15,7 +17,9 @@ from fedfleet.simulator.arithmetic.combination import Combination, Tape
 from fedfleet.simulator.arithmetic.factored import Ledger, Notes
 from fedfleet.simulator.block import gradient
 from fedfleet.simulator.block.block import Setup
+from fedfleet.simulator.block.client import ClientProgram
 from fedfleet.simulator.block.gradient import EngineOps
+from fedfleet.simulator.driver import probe as trying
 from fedfleet.simulator.driver.probe import probe
 from fedfleet.simulator.work import Batch, Objective
 
@@ -95,6 +99,24 @@ def test_the_weights_stay_factored_unless_the_algorithm_needs_them_multiplied_ou
         assert all(STANDS_IN_THE_WAY[name] in notes.reasons[path] for path in weights)
     else:
         assert weights & set(notes.reasons) == KEPT.get(name, set())
+
+
+def test_a_trial_learns_of_few_steps_what_all_would_take(monkeypatch):
+    """First and last steps may do less, as CDMA's and Mime's do, and phases differ in length."""
+    step, done = ClientProgram._step, Counter()
+    monkeypatch.setattr(ClientProgram, "_step", lambda *given: done.update([trying.STEPS]) or step(*given))
+    for name in ("fedavg", "cdma_ada", "mime"):
+        task, options = CASES[name]
+        where = world(task, "mlp")
+        z = T.map(torch.Tensor.double, where.task.init(0))
+        algorithm = build(name, where.task, cohort(name), **{**options, "epochs": None, "steps": 9})
+        setup, notes = Setup.of(algorithm, where.task, where.population, "serial"), []
+        for steps in (4, None):
+            monkeypatch.setattr(trying, "STEPS", steps)
+            notes.append(vars(probe(algorithm, z, problem(where.population), setup)))
+            del notes[-1]["sent"]
+        assert notes[0] == notes[1], name
+    assert 0 < done[4] < done[None]
 
 
 def penalised(z, batch, ctx, key):

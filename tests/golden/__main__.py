@@ -3,6 +3,7 @@
     python -m tests.golden                    compare with tests/golden/digests.json
     python -m tests.golden --against REV      compare with what another commit gives here, by tensor and column
     python -m tests.golden --keep             write the digests of this commit, for this processor
+    python -m tests.golden --device cuda      run each case twice there: are they equal, and near what is kept?
     python -m tests.golden algorithm fleet/   only the cases whose names begin so
 
 The digests of floats are kept by processor. On one that has none, whole numbers are compared exactly and a few floats to 0.1 %;
@@ -24,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import fedfleet
 from tests.golden.cases import GOLDEN, config
 from tests.golden.digests import Found, by_part, moved, near, of_run, processor
@@ -41,7 +44,8 @@ def cluster() -> Iterator[Callable[[], str]]:
         from ray.cluster_utils import Cluster
 
         if not started:
-            started.append(Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False}))
+            head = {"num_cpus": 4, "num_gpus": torch.cuda.device_count(), "include_dashboard": False}
+            started.append(Cluster(initialize_head=True, head_node_args=head))
         return started[0].address
 
     try:
@@ -51,14 +55,16 @@ def cluster() -> Iterator[Callable[[], str]]:
             one.shutdown()
 
 
-def found(names: Sequence[str], show: bool = False) -> Iterator[tuple[str, Found]]:
-    """Run cases and yield their digests."""
+def found(names: Sequence[str], device: str = "cpu", show: bool = False) -> Iterator[tuple[str, Found]]:
+    """Run cases on a device and yield their digests."""
     with tempfile.TemporaryDirectory() as folder, cluster() as address:
         for i, name in enumerate(names):
             started = time.perf_counter()
             try:
                 given = config(name)
                 where = {"executor.address": address()} if given.executor.kind == "ray" else {}
+                if device == "cuda":
+                    where |= {"executor.gpus_per_actor": 0.25} if where else {"executor.device": device}
                 run = fedfleet.run(given, where, out=Path(folder) / str(i))
             except fedfleet.FedfleetError as e:
                 raise SystemExit(f"{name}: {e}") from e
@@ -66,6 +72,22 @@ def found(names: Sequence[str], show: bool = False) -> Iterator[tuple[str, Found
             if show:
                 took = time.perf_counter() - started
                 print(f"[{i + 1}/{len(names)}] {name}: {took:.1f} s", file=sys.stderr, flush=True)
+
+
+def on_device(names: Sequence[str], device: str) -> dict[str, list[str]]:
+    """Return by case what differs between two runs on a device, and floats that are far from those kept of a CPU."""
+    differences: dict[str, list[str]] = {}
+    of_cpu = kept()
+    for name in names:
+        try:
+            (_, one), (_, two) = found([name, name], device, show=True)
+        except SystemExit as e:
+            differences[name] = [str(e)]
+            continue
+        differences[name] = [f"{part} (two runs)" for part in moved(one.counts | one.numbers, two.counts | two.numbers)]
+        if not near(of_cpu[name].close, one.close):
+            differences[name].append(f"floats, beyond rounding: {of_cpu[name].close} on a CPU, {one.close}")
+    return differences
 
 
 @dataclass(frozen=True)
@@ -130,15 +152,18 @@ def main() -> int:
     parser.add_argument("cases", nargs="*", help="the beginnings of names; all cases by default")
     parser.add_argument("--against", metavar="REV", help="compare with this commit instead of what is kept")
     parser.add_argument("--keep", action="store_true", help="write the digests of this commit")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: twice, beside what is kept")
     parser.add_argument("--out", type=Path, help="write every digest to this file, and compare nothing")
     args = parser.parse_args()
     names = [name for name in GOLDEN if not args.cases or name.startswith(tuple(args.cases))]
-    new = dict(found(names, show=True))
+    differences: dict[str, list[str]] = {}
+    new = dict(found(names, show=True)) if args.device == "cpu" else {}
     if args.out:
         args.out.write_text(json.dumps({name: row._asdict() for name, row in new.items()}), encoding="utf-8")
         return 0
-    differences: dict[str, list[str]] = {}
-    if args.against:
+    if args.device != "cpu":
+        differences = on_device(names, args.device)
+    elif args.against:
         before = elsewhere(args.against, names)
         for name, row in new.items():
             old = before.get(name)
