@@ -18,6 +18,7 @@ Neither sets the control variates back when a stage begins.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
@@ -109,6 +110,12 @@ class Stage(NamedTuple):
             return Message({"z": state.z}, config)
         return Message({"z": state.z, "anchor": {"x": state.anchor}}, {**config, "theta": options.theta})
 
+    @classmethod
+    def skipped(cls, options: StageOptions, state: State, rnd: Round) -> State:
+        """Return the state after a round that nobody has answered: the model stays, and the stage goes on."""
+        stage = cls.of(options, rnd)
+        return stage.end(stage.begin(options, state), state.z)
+
     def end(self, state: State, z: Tree) -> State:
         """Return the state with the new model."""
         mean = T.axpy(1 / (self.done + 1), T.sub(z["x"], state.mean), state.mean) if self.done else z["x"]
@@ -135,7 +142,8 @@ def coda_plus(options: CodaOptions, task: Task, cohort: CohortOptions) -> Algori
         z = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.size))["z"]
         return stage.end(state, z), {"stage": stage.number}
 
-    made = Algorithm(init, round, (train,), {"global": View(lambda state: state.z)}, requires=("x", "y"))
+    view, skipped = View(lambda state: state.z), partial(Stage.skipped, options)
+    made = Algorithm(init, round, (train,), {"global": view}, requires=("x", "y"), skipped=skipped)
     return correcting(options.correction, made, "train", "z", model=True, rates=True)
 
 
@@ -157,4 +165,5 @@ def codasca(options: CodascaOptions, task: Task, cohort: CohortOptions) -> Algor
         share = len(heard.received) / rnd.problem.clients
         return state._replace(c=T.axpy(share, heard["dc"], state.c)), {"stage": stage.number}
 
-    return Algorithm(init, round, (train,), {"global": View(lambda state: state.z)}, requires=("x", "y"))
+    view, skipped = View(lambda state: state.z), partial(Stage.skipped, options)
+    return Algorithm(init, round, (train,), {"global": view}, requires=("x", "y"), skipped=skipped)

@@ -24,7 +24,7 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedfleet.algorithms.fedau import Counts
@@ -156,6 +156,17 @@ class FedLaAvgOptions(ChoosingOptions):
 
     correction: Correction = Correction(kind="mifa")
     """How those that do not work are stood for: by what they last sent."""
+
+    @model_validator(mode="after")
+    def _corrects(self) -> FedLaAvgOptions:
+        how = self.correction
+        if how.asks is not None or how.count == "invitations":
+            asked = "chances=True" if how.chances else f"kind={how.kind!r}" if how.asks else f"count={how.count!r}"
+            raise ValueError(
+                f"correction.{asked}: FedLaAvg chooses among those online by when they "
+                f"were last heard, so no chance of being online is that of an answer: take mifa, fedvarp or fedau by intervals"
+            )
+        return self
 
 
 def fedlaavg(options: FedLaAvgOptions, task: Task, cohort: CohortOptions) -> Algorithm:

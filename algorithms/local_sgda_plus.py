@@ -71,13 +71,20 @@ def local_sgda_plus(options: SgdaPlusOptions, task: Task, cohort: CohortOptions)
     def init(z: Tree, key: Key, problem: Problem) -> State:
         return State(z, z["x"])
 
+    def refreshes(rnd: Round) -> bool:
+        return period == "every_step" or rnd.index % period == 0
+
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
-        fresh = period == "every_step" or rnd.index % period == 0
+        fresh = refreshes(rnd)
         snapshot = state.z["x"] if fresh else state.snapshot
         # A fresh snapshot is the x that is sent anyway.
         send = {"z": state.z} if fresh else {"z": state.z, "snapshot": snapshot}
         shared = Message(send, {"lr": options.rates(rnd.index, task.parts)})
         return State(rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.size))["z"], snapshot), {}
 
-    made = Algorithm(init, round, (train,), {"global": View(lambda state: state.z)}, requires=("x", "y"))
+    def skipped(state: State, rnd: Round) -> State:
+        return state._replace(snapshot=state.z["x"]) if refreshes(rnd) else state
+
+    view = View(lambda state: state.z)
+    made = Algorithm(init, round, (train,), {"global": view}, requires=("x", "y"), skipped=skipped)
     return correcting(options.correction, made, "train", "z", model=True, rates=True)

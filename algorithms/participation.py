@@ -355,7 +355,8 @@ class _Correcting(Exchanging):
             return counts.weights(cohort.clients, self._now(counts, cohort.clients), how.cutoff)
         phase = self._phases[phase.name]
         weights, capped = inverse_chances(self._round, phase, how.cap, shared=shared, cohort=cohort, **given)
-        self.metrics["capped"] = self.metrics.get("capped", 0.0) + capped
+        if phase.name == self._of.phase.name:
+            self.metrics["capped"] = self.metrics.get("capped", 0.0) + capped
         return weights
 
     def _now(self, counts: Counts, clients: Tensor) -> Tensor:
@@ -424,5 +425,6 @@ class _Recalling(_Correcting):
     ) -> Reduced:
         of, memory = self._of, self.memory
         step = T.scale(of.recalled(memory.heard, memory.heard, float(self.problem.clients)), memory.mean)
-        value = of.moved(step, shared, shared.send[of.slot])
+        z = shared.send["z"]
+        value = of.moved(step, shared, z) if of.model else T.map(lambda d, like: d.to(like.dtype), step, trainable(z))
         return Reduced({of.slot: value}, cohort.clients, {}, cohort.clients.double())

@@ -121,6 +121,7 @@ class PhaseRecord:
 
 def message_size(shared: Message, client_input: Tree, size: int) -> tuple[int | Tensor, int | Tensor]:
     """Return (floats, bytes) sent to each of ``size`` clients, or to each of them in their order (size,)."""
-    own = (0, 0) if client_input is None else (T.count(client_input) // size, T.num_bytes(client_input) // size)
+    each = max(1, size)  # of nobody there is nothing to divide
+    own = (0, 0) if client_input is None else (T.count(client_input) // each, T.num_bytes(client_input) // each)
     floats, of_bytes = shared.size or (T.count(dict(shared.send)), T.num_bytes(dict(shared.send)))
     return floats + own[0], of_bytes + own[1] + SCALAR_BYTES * len(shared.config)

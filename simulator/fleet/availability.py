@@ -76,6 +76,16 @@ class Chances(Protocol):
         ...
 
 
+@runtime_checkable
+class InTime(Protocol):
+    """What a process in virtual time says besides ``online``."""
+
+    @property
+    def span_s(self) -> float:
+        """Virtual seconds that show what it is like."""
+        ...
+
+
 def in_round(model: Availability | InRounds, round: int) -> Availability:
     """Return the model of availability of a round: itself, or what a process in rounds is in that round."""
     return model.during(round) if isinstance(model, InRounds) else model

@@ -299,6 +299,8 @@ class Tifl:
         tiers = self._tiers(state.known, problem)
         if state.drawn and state.drawn % self.interval == 0:
             state = state._replace(chance=self._chances(state, tiers))
+        if not bool(((state.credit > 0) & (state.chance > 0)).any()):  # those with credit left had none before
+            state = state._replace(chance=self._chances(state, tiers))
         chance, credit = torch.where(state.credit > 0, state.chance, 0.0), state.credit.clone()
         tier = int(_weighted(rng.fold(key, "tier"), chance, 1, replace=True))
         credit[tier] -= 1

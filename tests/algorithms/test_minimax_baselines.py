@@ -3,6 +3,7 @@
 import pytest
 import torch
 from harness import TOY, Game, World, build, digits, flat, play, point, positions, records, rows, script, xy
+from scripted import Scripted
 
 from fedfleet.algorithms.catalyst import drawn_gaps
 from fedfleet.algorithms.options import CohortOptions, Schedule
@@ -10,6 +11,7 @@ from fedfleet.algorithms.parallel_sgda import ParallelOptions
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.fleet.policies import Siwer
+from fedfleet.simulator.fleet.responses import Federation
 
 GAME = World(Game(), TOY)
 TWO_STEPS = {"steps": 2, "batch_size": 1, "lr": 0.1}
@@ -185,6 +187,21 @@ def test_a_snapshot_is_kept_for_as_many_rounds_as_asked():
     # The state after round t has the snapshot that round used: the x before rounds 0, 3, 6.
     xs = [1.0, *(xy(s.z)[0] for s in found)]
     assert [float(s.snapshot["x"]) for s in found] == [xs[0]] * 3 + [xs[3]] * 3 + [xs[6]]
+
+
+def test_a_snapshot_and_an_anchor_are_taken_also_in_a_round_that_nobody_answers():
+    given = {"federation": Federation(availability=Scripted([(0, 1), (0, 1), (), (0, 1)])), "skip_aborted": True}
+    found = [
+        r.state for r in records(build("local_sgda_plus", GAME.task, **TWO_STEPS, snapshot_refresh=2), GAME, 4, **given)
+    ]
+    assert [float(s.snapshot["x"]) for s in found] == [1.0, 1.0, *[xy(found[1].z)[0]] * 2]
+    options = {**TWO_STEPS, "theta": 0.5, "stage_iterations": 4, "anchor": "stage_average"}  # two rounds a stage
+    for name in ("coda_plus", "codasca"):
+        given["federation"] = Federation(availability=Scripted([(0, 1), (0, 1), (), (0, 1), (0, 1)]))
+        found = [r.state for r in records(build(name, GAME.task, **options), GAME, 5, **given)]
+        xs = [xy(s.z)[0] for s in found]
+        anchors = [1.0, 1.0, *[(xs[0] + xs[1]) / 2] * 2, (xs[2] + xs[3]) / 2]  # in the round skipped the model stays
+        assert [float(s.anchor["x"]) for s in found] == pytest.approx(anchors, abs=1e-12), name
 
 
 def test_a_first_local_step_with_a_fresh_snapshot_is_that_of_local_sgda():

@@ -42,6 +42,11 @@ class Diurnal:
     day_s: float = 86400.0
     varies: ClassVar[bool] = True
 
+    @property
+    def span_s(self) -> float:
+        """Three days."""
+        return 3 * self.day_s
+
     def zone(self, clients: Tensor) -> Tensor:
         """Return the hours (S,) float64 by which the clocks of clients are ahead."""
         u = rng.uniform(rng.fold(self.key, "zone", clients), (), torch.float64)

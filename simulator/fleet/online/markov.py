@@ -54,6 +54,11 @@ class Markov:
         return self.mean_on_s / (self.mean_on_s + self.mean_off_s)
 
     @property
+    def span_s(self) -> float:
+        """Ten stretches of each kind, on average."""
+        return 10 * (self.mean_on_s + self.mean_off_s)
+
+    @property
     def rate(self) -> float:
         """Return lambda, in 1 / s."""
         return 1 / self.mean_on_s + 1 / self.mean_off_s

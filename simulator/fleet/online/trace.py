@@ -96,6 +96,11 @@ class Trace:
     shift: bool = False
     varies: ClassVar[bool] = False
 
+    @property
+    def span_s(self) -> float:
+        """The longest period."""
+        return float(self.intervals.period.max())
+
     @cached_property
     def _order(self) -> Tensor:
         return rng.permutation(rng.fold(self.key, "devices"), self.intervals.devices)

@@ -164,6 +164,8 @@ def wrapped(
 ) -> tuple[Algorithm, tuple[Promise, ...]]:
     """Return an algorithm with the features of a configuration around it, the last nearest to the clients, and its promises.
 
+    Of what changes messages (``Phase.uplink``) what is put on first acts first.
+
     Raises ConfigError.
     """
     algorithm, promises = promised(config.privacy, config.example_privacy, algorithm, about)

@@ -252,9 +252,9 @@ def list_(
     """List what can be named in a configuration; `fedfleet show` has the options of each."""
     from fedfleet.commands import show_named
 
-    kinds = show_named.kinds()
+    kinds = [*show_named.kinds(), show_named.CORRECTION]
     if (result := show_named.called(what, kinds)) is None:
-        raise ConfigError(f"list {what!r}: choose one of {', '.join(kinds)}")
+        raise ConfigError(f"list{f' {what!r}' if what else ''}: choose one of {', '.join(kinds)}")
     typer.echo(show_named.listed(result))
 
 

@@ -135,10 +135,14 @@ def _show_named(kind: str, name: Path | None, more: list[str] | None, *, bibtex:
     if (result := show_named.called(kind, known)) is None:
         of = [k for k, kinds in show_named.kinds().items() if kind in kinds.registry]
         hint = f"did you mean show {of[0]} {kind}? " if of else ""
-        raise ConfigError(f"show {kind!r}: {hint}choose data, or one of {', '.join(known)}")
+        raise ConfigError(f"show {kind!r}: {hint}choose data, compatibility, or one of {', '.join(known)}")
     kind, section = result, result in sections
     if more or (name is not None and section):
-        raise ConfigError(f"show {kind} {name}{' ' + more[0] if more else ''}: give {'no' if section else 'one'} name")
+        one = kind.removesuffix("s")
+        fix = (
+            f"show {one} {name}" if section and one in show_named.kinds() else f"give {'no' if section else 'one'} name"
+        )
+        raise ConfigError(f"show {kind} {name}{' ' + more[0] if more else ''}: {fix}")
     if name is None and not section:
         if as_json:
             return print_json({"kind": kind, "names": show_named.named_of(kind)})

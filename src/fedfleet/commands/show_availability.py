@@ -17,10 +17,7 @@ from fedfleet.report.tables import gini
 from fedfleet.report.words import share
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.errors import ConfigError
-from fedfleet.simulator.fleet.availability import Availability, Chances, InRounds, in_round
-from fedfleet.simulator.fleet.online.diurnal import Diurnal
-from fedfleet.simulator.fleet.online.markov import Markov
-from fedfleet.simulator.fleet.online.trace import Trace
+from fedfleet.simulator.fleet.availability import Availability, Chances, InRounds, InTime, in_round
 
 PLAIN_WIDTH = 140
 LOOKED_AT = 1_000  # clients, a fixed draw where there are more
@@ -36,7 +33,7 @@ def look(config: Config) -> Presence:
     x = Experiment(config)
     model, size = x.federation.availability, x.problem.clients
     shown = fixed_draw(size, LOOKED_AT)
-    horizon_s = None if isinstance(model, InRounds) else _horizon_s(model)
+    horizon_s = None if isinstance(model, InRounds) else model.span_s if isinstance(model, InTime) else None
     if horizon_s is None:
         at, unit, seconds = torch.arange(min(config.rounds, COLUMNS)).double(), "round", torch.zeros(COLUMNS).double()
     else:
@@ -55,15 +52,6 @@ def look(config: Config) -> Presence:
         unit=unit,
         long_run=_long_run(in_round(model, 0), shown),
     )
-
-
-def _horizon_s(model: Availability) -> float | None:
-    """Return virtual seconds that show what a process in time is like; None where each phase is drawn afresh."""
-    if isinstance(model, Markov):
-        return 10 * (model.mean_on_s + model.mean_off_s)
-    if isinstance(model, Diurnal):
-        return 3 * model.day_s
-    return float(model.intervals.period.max()) if isinstance(model, Trace) else None
 
 
 def _long_run(model: Availability, clients: Tensor) -> np.ndarray | None:

@@ -12,7 +12,7 @@ from fedfleet.algorithms.participation import Correction
 from fedfleet.config.schema import Config
 from fedfleet.simulator.algorithm import Algorithm
 from fedfleet.simulator.errors import ConfigError
-from fedfleet.simulator.fleet.availability import Chances, chances, in_round
+from fedfleet.simulator.fleet.availability import Availability, Chances, InRounds, chances, in_round
 from fedfleet.simulator.fleet.online.labels import calibration_clients
 from fedfleet.simulator.fleet.responses import Federation
 from fedfleet.simulator.population import Population
@@ -20,6 +20,7 @@ from fedfleet.simulator.population import Population
 KEY = "algorithm.correction"
 ALIKE = ("always", "bernoulli", "random_rate")
 """Models of availability under which all clients are heard equally often."""
+MOMENTS, APART_S = 60, 3607.3  # looked at for clients that rest; seconds between two, in step with no hour or day
 VISITS = 2  # of a client, below which memories were measured to win back little
 
 
@@ -107,11 +108,30 @@ def _chances(config: Config, federation: Federation, population: Population) -> 
     chances(federation.availability, ids, none, none, round=0)  # what cannot be divided by is said before the work
     p = _online(federation, population)
     how = correction(config)
+    result = []
+    if how is not None and int((rests := _rests(federation.availability, ids)).count_nonzero()):
+        result.append(
+            f"{KEY}={how.kind!r}: {int(rests.count_nonzero()):,} of the {len(ids):,} clients looked at have no chance of being "
+            f"online for a part of the time (the most {float(rests.max()):.2g} of it), when nobody stands for them, so they count "
+            f"less than they should: a memory would stand for them"
+        )
     cap = torch.inf if how is None else how.cap
     rare = int((p * cap < 1).sum())
     if not rare:
-        return []
+        return result
     return [
+        *result,
         f"{KEY}.cap={cap:g}: {rare:,} of the {len(ids):,} clients looked at are online less often than one time in {cap:g} (the "
-        f"least {float(p.min()):.2g}), and count less than they should: raise it for less bias and more noise"
+        f"least {float(p.min()):.2g}), and count less than they should: raise it for less bias and more noise",
     ]
+
+
+def _rests(model: Availability | InRounds, clients: Tensor) -> Tensor:
+    """Return for which part of the time (S,) clients have no chance of being online, as far as some moments tell."""
+    result, lasting = torch.zeros(len(clients), dtype=torch.float64), torch.zeros(len(clients), dtype=torch.float64)
+    for i in range(MOMENTS):
+        now = in_round(model, i)
+        if not isinstance(now, Chances) or not now.varies:
+            return result
+        result += now.chance(clients, torch.full_like(lasting, i * APART_S), lasting) == 0
+    return result / MOMENTS

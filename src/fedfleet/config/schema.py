@@ -234,6 +234,8 @@ def _texts(node: Any) -> Iterator[str]:
 
 def with_overrides(config: Config, overrides: Mapping[str, Any]) -> Config:
     """Return a checked configuration with nested or dotted overrides applied to what was given for it."""
+    if not overrides:
+        return config
     return _build([config.model_dump(mode="json", exclude_unset=True), overrides])
 
 

@@ -82,6 +82,14 @@ REFUSED: list[tuple[tuple[Any, dict[str, Any]], str]] = [
     ),
     ((None, {"algorithm": {"name": "fednova", "steps": 2, "correction": "mifa"}}), "algorithm: correction='mifa'"),
     ((None, {"algorithm": {"name": "fedlaavg", "select": 9}}), "algorithm.select=9"),
+    *(
+        ((None, {"algorithm": {"name": "fedlaavg", "select": 4, "correction": how}}), f"algorithm: correction.{what}")
+        for how, what in (
+            ("known_p", "kind='known_p'"),
+            ({"kind": "fedvarp", "chances": True}, "chances=True"),
+            ({"kind": "fedau", "count": "invitations"}, "count='invitations'"),
+        )
+    ),
     (
         (None, {"algorithm": {"name": "cdma_one", "steps": 2, "weigh_models": True}, "task": "auc"}),
         "algorithm: weigh_models=True",
@@ -141,6 +149,18 @@ def test_a_client_that_is_never_online_cannot_be_divided_by(monkeypatch):
         (("fedau", {"cohort": {"size": 12}}), []),
         (({"kind": "fedau", "count": "invitations"}, {}), []),
         (("mifa", {"rounds": 4}), ["algorithm.correction='mifa': clients remember"]),
+        *(
+            (
+                ("known_p", {"availability": kind}),
+                ["algorithm.correction='known_p': 20 of the 20 clients"] if rest else [],
+            )
+            for kind, rest in (
+                ({"kind": "sine", "rates": {"kind": "constant", "rate": 0.5}, "below": 0.3}, True),
+                ({"kind": "sine", "rates": {"kind": "constant", "rate": 0.5}, "below": 0.1}, False),
+                ({"kind": "diurnal", "mean": 0.3, "amplitude": 0.4, "day_s": 20.0}, True),
+                ({"kind": "diurnal", "mean": 0.5, "amplitude": 0.4}, False),
+            )
+        ),
         (("mifa", {"rounds": 8}), []),
         (
             ("mifa", {"rounds": 13, "availability": {"kind": "bernoulli", "rate": 0.1}}),

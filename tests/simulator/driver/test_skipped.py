@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 import fedfleet
 from fedfleet.algorithms.options import CohortOptions
+from fedfleet.algorithms.participation import Correction
+from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.simulator.algorithm import Algorithm, beneath
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.driver.simulate import RoundAborted
 from fedfleet.simulator.fleet.availability import Always
 from fedfleet.simulator.fleet.responses import Federation
+from tests.algorithms.cases import ASYNCHRONOUS, CASES, INVITE, MODEL
 from tests.algorithms.harness import build, digits, flat, records
 from tests.refusals import refused
 
@@ -25,8 +31,16 @@ ODD: dict[str, Any] = {"skip_aborted": True, "retry_s": 7.0}
 
 @dataclass(frozen=True)
 class Nobody:
+    varies: ClassVar[bool] = True
+
     def online(self, key, clients, seconds):
         return torch.zeros(len(clients), dtype=torch.bool)
+
+    def chance(self, clients, seconds, lasting):
+        return torch.zeros(len(clients), dtype=torch.float64)
+
+    def long_run(self, clients):
+        return torch.full(clients.shape, 0.5, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -94,6 +108,35 @@ def test_a_round_is_the_same_in_all_its_retries():
     """Nobody is online in round 0 however often it is tried, and everybody in round 1 at once."""
     with pytest.raises(RoundAborted, match="3 cohorts in a row"):
         play(fedavg(), 1, attempts=3)
+
+
+def memories() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every algorithm with every correction that it takes."""
+    for name, entry in ALGORITHMS.items():
+        field = entry.options.model_fields.get("correction")
+        for kind in (
+            ("mifa", "fedvarp", "fedau", "known_p") if field is not None and field.annotation is Correction else ()
+        ):
+            with suppress(ValidationError):  # those it does not take
+                entry.options(correction=kind)
+                yield name, {"correction": kind}
+
+
+def test_every_algorithm_and_correction_goes_through_rounds_that_nobody_answers(subtests):
+    """Also before anything is remembered, and after: no error, no number that is none, no other type."""
+    worlds = {task: digits(task, net={"hidden": (4,)}) for task in ("classification", "auc")}
+    rows = [(name, {}) for name in CASES if name not in (*ASYNCHRONOUS, *MODEL)] + list(memories())
+    for name, more in rows:
+        task, options = CASES[name]
+        world = worlds.get(task) or worlds.setdefault(task, digits(task))
+        with subtests.test(f"{name} {more}"):
+            algorithm = build(name, world.task, CohortOptions(size=INVITE.get(name, 8)), **options, **more)
+            odd = Federation(availability=OddRounds())
+            found = list(records(algorithm, world, 3, inner="batched", federation=odd, **ODD))
+            assert [r.skipped for r in found] == [True, False, True]
+            model = T.leaves(algorithm.views["global"].params(found[-1].state))
+            assert {leaf.dtype for leaf in model} == {torch.float32}
+            assert all(bool(leaf.isfinite().all()) for leaf in model)
 
 
 QUICK: dict[str, Any] = {

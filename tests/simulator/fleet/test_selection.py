@@ -201,6 +201,16 @@ def test_tifl_spends_credits_and_gives_them_anew():
     assert new.chance.tolist() == pytest.approx([0, 2 / 3, 1 / 3])
 
 
+def test_tifl_draws_no_tier_without_credit_whenever_chances_are_new():
+    for interval, credits in ((10, 1), (10, 2), (7, 3)):
+        selection, state = tiered(interval=interval, credits=credits)
+        for t in range(60):
+            before = state.credit
+            clients, state = selection.invite(state, rng.key(t), 2, PROBLEM, replace=False)
+            assert before[2 - int(clients.min()) // 2] > 0, (interval, credits, t)
+            assert bool((state.credit >= 0).all())
+
+
 def test_tifl_counts_those_never_heard_as_the_slowest():
     selection, state = tiered()
     state = state._replace(known=Known.nothing("loss", "seconds"))
