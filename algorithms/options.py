@@ -96,9 +96,11 @@ class Schedule(ByName):
 
     naming = "kind"
     kind: Literal["constant", "power", "step", "cosine"] = "constant"
-    """constant; power: 1 / (t + 1)^exponent; step: factor^(t // every); cosine: from 1 to 0 over ``rounds``."""
+    """constant; power: 1 / (t / over + 1)^exponent; step: factor^(t // every); cosine: from 1 to 0 over ``rounds``."""
     exponent: float | None = Field(default=None, ge=0)
     """power only; 0.5 if not given."""
+    over: float | None = Field(default=None, gt=0)
+    """power only: rounds of a unit of time; 1 if not given."""
     every: int | None = Field(default=None, ge=1)
     """step only, which needs it: rounds after which the rate falls."""
     factor: float | None = Field(default=None, gt=0, le=1)
@@ -108,7 +110,7 @@ class Schedule(ByName):
 
     @model_validator(mode="after")
     def _applies(self, info: ValidationInfo) -> Schedule:
-        used = {"constant": set(), "power": {"exponent"}, "step": {"every", "factor"}, "cosine": {"rounds"}}
+        used = {"constant": set(), "power": {"exponent", "over"}, "step": {"every", "factor"}, "cosine": {"rounds"}}
         refuse_others(self, self.kind, used[self.kind], set().union(*used.values()))
         if self.kind == "step" and self.every is None:
             raise ValueError("step needs every, the rounds after which the rate falls: give it")
@@ -128,7 +130,7 @@ class Schedule(ByName):
         """Return the multiplier of round t. Raises ValueError for a cosine over no known number of rounds."""
         match self:
             case Schedule(kind="power", exponent=float() as exponent):
-                return (t + 1) ** -exponent
+                return (t / (self.over or 1.0) + 1) ** -exponent
             case Schedule(kind="step", every=int() as every, factor=float() as factor):
                 return factor ** (t // every)
             case Schedule(kind="cosine", rounds=int() as rounds):

@@ -196,6 +196,7 @@ def test_learning_rate_schedules():
 
     assert Schedule().at(7) == 1
     assert Schedule(kind="power", exponent=0.5).at(3) == 0.5
+    assert Schedule(kind="power", exponent=0.5, over=10).at(30) == 0.5
     assert [Schedule(kind="step", every=2, factor=0.1).at(t) for t in (1, 2, 4)] == pytest.approx([1, 0.1, 0.01])
     assert [Schedule(kind="cosine", rounds=10).at(t) for t in (0, 5, 10, 20)] == pytest.approx([1, 0.5, 0, 0])
     with pytest.raises(ValueError, match="a cosine needs rounds"):
