@@ -271,21 +271,19 @@ def afl(options: AflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
             d, moments = optimizer.update(state.optimizer, gradient.g, state.z)
             z = step(state.z, now, d)
             mixture = dual.step(state.mixture, gradient.g_mixture, dual_now) if answer is None else answer
-        t = rnd.index + 1
-        new = State(
-            z=z,
-            mixture=mixture,
-            losses=known_losses,
-            z_mean=T.axpy(1 / t, T.sub(z, state.z_mean), state.z_mean),
-            mixture_mean=state.mixture_mean + (mixture - state.mixture_mean) / t,
-            optimizer=moments,
-            before=before,
-            remembered=known,
+        new = state._replace(
+            z=z, mixture=mixture, losses=known_losses, optimizer=moments, before=before, remembered=known
         )
-        return new, {
+        return averaged(new, rnd), {
             "worst_loss": float(known_losses.nan_to_num(-torch.inf).max()),
             "largest_weight": float(mixture.max()),
         }
+
+    def averaged(state: State, rnd: Round) -> State:
+        """Return the state whose means count the model and lambda once more, as also after a round that nobody has answered."""
+        t = rnd.index + 1
+        z_mean = T.axpy(1 / t, T.sub(state.z, state.z_mean), state.z_mean)
+        return state._replace(z_mean=z_mean, mixture_mean=state.mixture_mean + (state.mixture - state.mixture_mean) / t)
 
     phases = (train, measure) if options.asks_losses else (train,)
     view = View(lambda state: state.z_mean if options.average else state.z)
@@ -310,4 +308,5 @@ def afl(options: AflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
         convex=proven,
         rounds=rounds,
         chances=how.asks(options.estimator == "ratio"),
+        skipped=averaged,
     )

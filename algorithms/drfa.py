@@ -181,8 +181,12 @@ def drfa(options: DrfaOptions, task: Task, cohort: CohortOptions) -> Algorithm:
         gamma = options.steps * options.dual.lr * options.gamma_decay ** (rnd.index + 1)
         mixture = dual.step(state.mixture, dual.gradient(losses, state.mixture), gamma)
         mixture = options.lambda_floor + (1 - len(mixture) * options.lambda_floor) * mixture
-        mean = T.axpy(1 / (rnd.index + 1), T.sub(z, state.z_mean), state.z_mean)
-        return State(z, mixture, known_losses, mean), {"largest_weight": float(mixture.max())}
+        new = averaged(State(z, mixture, known_losses, state.z_mean), rnd)
+        return new, {"largest_weight": float(mixture.max())}
+
+    def averaged(state: State, rnd: Round) -> State:
+        """Return the state whose mean counts the model once more, as also after a round that nobody has answered."""
+        return state._replace(z_mean=T.axpy(1 / (rnd.index + 1), T.sub(state.z, state.z_mean), state.z_mean))
 
     view = View(lambda state: state.z_mean if options.average else state.z)
 
@@ -190,4 +194,5 @@ def drfa(options: DrfaOptions, task: Task, cohort: CohortOptions) -> Algorithm:
         return {"lambda": state.mixture, "train_loss": state.losses}
 
     chances = how.asks(ratio=False)
-    return Algorithm(init, round, (train, measure), {"global": view}, domains=by_domain, chances=chances)
+    phases = (train, measure)
+    return Algorithm(init, round, phases, {"global": view}, domains=by_domain, chances=chances, skipped=averaged)

@@ -139,6 +139,16 @@ def test_every_algorithm_and_correction_goes_through_rounds_that_nobody_answers(
             assert all(bool(leaf.isfinite().all()) for leaf in model)
 
 
+def test_a_mean_of_models_counts_the_one_that_stays():
+    for name in ("afl", "drfa"):
+        _, options = CASES[name]
+        algorithm = build(name, WORLD.task, CohortOptions(size=8), **options)
+        states = [r.state for r in play(algorithm, 5, **ODD)]
+        models = torch.stack([flat(state.z) for state in states])
+        assert not torch.equal(models[1], models[3])
+        torch.testing.assert_close(flat(states[-1].z_mean), models.mean(0), rtol=1e-5, atol=1e-7)
+
+
 QUICK: dict[str, Any] = {
     "rounds": 5, "population": {"dataset": "digits", "clients": 20}, "task": {"model": "logistic"},
     "algorithm": {"name": "fedavg", "steps": 1, "batch_size": 4}, "executor": {"kind": "local"},
