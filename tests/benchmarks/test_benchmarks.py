@@ -13,6 +13,7 @@ import torch
 import fedfleet
 from benchmarks import (
     adaptation,
+    assembly,
     blocks,
     cases,
     corrections,
@@ -435,3 +436,15 @@ def test_domain_gap_prints_a_table(monkeypatch, told):
     assert "91.0" in printed
     assert "80.4" in printed
     assert told(domain_gap.main, "")["accuracy"] == rows
+
+
+def test_files_and_validations_on_the_way_to_a_run_are_counted(capsys):
+    load, made = (assembly.entered(work)[1] for work in (lambda: fedfleet.load({"rounds": 2}), lambda: None))
+    assert any(file.endswith("/config/schema.py") for file in load.files)
+    assert made.calls == {}
+    assert load.beside(made) == load
+    assembly.main(["configs/quickstart.yaml", "--inner", "batched"])
+    row = next(line for line in capsys.readouterr().out.splitlines() if "both" in line)
+    assert (
+        row.strip(" │").rpartition("│")[2].strip() == "5"
+    )  # data, partition, task, algorithm, availability: each once
