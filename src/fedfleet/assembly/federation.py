@@ -12,11 +12,11 @@ from fedfleet.config import requirements, resolve, root
 from fedfleet.config.federation import steps
 from fedfleet.config.plugins import places
 from fedfleet.config.population import (
-    check_clients,
     check_grouped,
     check_source_share,
     make_population,
     problem,
+    with_clients,
     with_held_out,
     with_roles,
 )
@@ -102,10 +102,10 @@ def federate(x: Loaded, task: Task | None = None, algorithm: Algorithm | None = 
     population = with_held_out(config, population, algorithm)
     result, summary, z = problem(population), population.summary(), task.init(config.seed)
     weights.check_vocabularies(config, data.names.vocabulary)
-    net_advice = task_setup.check(config, task, z, data)
+    net_advice = task_setup.net_advice(config, task, z, data)
     if "algorithm" in written:
         config = _as_asked(config, algorithm, z, result)
-    config = check_clients(config, data, dealt, population, asynchronous=algorithm.asynchronous is not None)
+    config = with_clients(config, data, dealt, population, asynchronous=algorithm.asynchronous is not None)
     resolve.check_local(config, summary.max_examples)
     if config.warm_start is not None:
         z = weights.load_model(Path(config.warm_start), z, task)

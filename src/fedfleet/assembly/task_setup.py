@@ -159,7 +159,7 @@ def with_base(config: Config, task: Task) -> Config:
     return C.replaced(config, "task.adapters", chosen.model_copy(update={"digest": result}))
 
 
-def check(config: Config, task: Task, z: Tree, data: Data) -> list[str]:
+def net_advice(config: Config, task: Task, z: Tree, data: Data) -> list[str]:
     """Refuse a net of one's own that does not fit the data, or cannot be trained as clients train; return what it should be told.
 
     Raises ConfigError.

@@ -260,7 +260,7 @@ def problem(population: Population) -> Problem:
     return Problem(population.size, summary.mean_examples, num_examples, domains, **roles)
 
 
-def check_clients(
+def with_clients(
     config: Config, data: Data, dealt: Population, population: Population, *, asynchronous: bool = False
 ) -> Config:
     """Return the configuration with its number of clients, all that were ``dealt``, filled in.

@@ -10,7 +10,7 @@ from fedfleet.algorithms.participation import Correction
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.config.availability import clocked, follows
 from fedfleet.config.participation import KEY, correction, without_all_heard
-from fedfleet.config.resolve import parse_until
+from fedfleet.config.resolve import looked_at
 from fedfleet.config.schema import Config
 from fedfleet.config.selection import EVEN, ByExamples, asked
 from fedfleet.middleware.attacks import wrap as attacks
@@ -153,11 +153,7 @@ def _by_what_is_looked_at(config: Config) -> Iterator[Break]:
     if config.stop_if_diverged is not None:
         why = "it looks at clients' losses"
         yield Break(Fact.LOSSES_HIDDEN, why, f"stop_if_diverged={config.stop_if_diverged}")
-    for key, metric in (
-        ("until", config.until and parse_until(config.until)[0]),
-        ("patience.metric", config.patience and config.patience.metric),
-        ("checkpoint.best", config.checkpoint.best),
-    ):
+    for key, metric in looked_at(config).items():
         if metric and metric.startswith(ON_CLIENTS):
             fix = "choose a metric of test or validation examples"
             yield Break(Fact.LOSSES_HIDDEN, "it is measured on what clients have", f"{key}={show(metric)}", fix)

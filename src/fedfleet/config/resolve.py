@@ -333,13 +333,17 @@ def parse_until(text: str, key: str = "until") -> tuple[str, bool, float]:
     raise ConfigError(f"{key}={show(text)}: write a metric and a number, such as eval/auc=0.95")
 
 
-def check_metrics(config: Config, metrics: Callable[[], Iterable[str]]) -> None:
-    """Refuse to look for a metric that is never measured. Raises ConfigError."""
-    wanted = {
+def looked_at(config: Config) -> dict[str, str | None]:
+    """Return by key the metrics that a run goes by, to end or to keep a model; None where it does not."""
+    return {
         "until": config.until and parse_until(config.until)[0],
         "patience.metric": config.patience and config.patience.metric,
         "checkpoint.best": config.checkpoint.best,
     }
-    for key, metric in wanted.items():
+
+
+def check_metrics(config: Config, metrics: Callable[[], Iterable[str]]) -> None:
+    """Refuse to look for a metric that is never measured. Raises ConfigError."""
+    for key, metric in looked_at(config).items():
         if metric not in (None, "auto") and metric not in (known := list(metrics())):
             raise ConfigError(unknown(key, metric, known))
