@@ -28,8 +28,8 @@ from torch import Tensor
 
 from fedfleet.algorithms.agnostic import of_problem
 from fedfleet.algorithms.options import AlgorithmOptions, ByName, refuse_others
-from fedfleet.algorithms.participation import Correction, inverse_chances
-from fedfleet.simulator.author import Cohort, Key, LocalWork, Message, Phase, Problem, Reduced, Round, T, Tree
+from fedfleet.algorithms.participation import Correction, inverse_chances, remembering
+from fedfleet.simulator.author import Cohort, LocalWork, Message, Phase, Problem, Reduced, Round, T, Tree
 
 
 class ChanceCorrection(ByName):
@@ -121,14 +121,8 @@ def nothing_sent(shared: Mapping[str, Any]) -> Tree:
 def differing(work: LocalWork) -> LocalWork:
     """Return work that sends "g" and "loss" as differences from what the client last sent, and remembers them."""
 
-    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Tree:
-        return work.client_init(shared, None, client_input, key)
-
-    def client_final(
-        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, carry: Tree
-    ) -> tuple[Message, Tree]:
-        message, _ = work.client_final(shared, None, client_input, carry)
+    def since(message: Message, shared: Mapping[str, Any], last: Tree) -> tuple[Message, Tree]:
         now = {"g": message.send["g"], "loss": message.send["loss"]}
-        return replace(message, send=T.sub(now, client_state)), now
+        return replace(message, send=T.sub(now, last)), now
 
-    return replace(work, client_init=client_init, client_final=client_final)
+    return remembering(work, since)

@@ -163,8 +163,8 @@ class FedLaAvgOptions(ChoosingOptions):
         if how.asks is not None or how.count == "invitations":
             asked = "chances=True" if how.chances else f"kind={how.kind!r}" if how.asks else f"count={how.count!r}"
             raise ValueError(
-                f"correction.{asked}: FedLaAvg chooses among those online by when they "
-                f"were last heard, so no chance of being online is that of an answer: take mifa, fedvarp or fedau by intervals"
+                f"correction.{asked}: FedLaAvg chooses among those online by when they were last heard, so no chance of being "
+                f"online is that of an answer: take mifa, fedvarp or fedau by intervals"
             )
         return self
 

@@ -26,7 +26,7 @@ Where clients count by their examples, n_i over its mean stands before each term
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
@@ -205,6 +205,26 @@ def correcting(
     return result._replace(init=init, round=round, skipped=skipped, phases=tuple(phases.values()), chances=how.asks)
 
 
+def remembering(
+    work: LocalWork, differing: Callable[[Message, Mapping[str, Any], Tree], tuple[Message, Tree]]
+) -> LocalWork:
+    """Return work that keeps no state made to remember.
+
+    ``differing`` makes of a message, of what the server has sent and of what the client remembers what it sends, and remembers.
+    """
+
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Tree:
+        return work.client_init(shared, None, client_input, key)
+
+    def client_final(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, carry: Tree
+    ) -> tuple[Message, Tree]:
+        message, _ = work.client_final(shared, None, client_input, carry)
+        return differing(message, shared, client_state)
+
+    return replace(work, client_init=client_init, client_final=client_final)
+
+
 def inverse_chances(rnd: Round, phase: Phase, cap: float, *, cohort: Cohort, **asked: Any) -> tuple[Tensor, float]:
     """Return 1/p_i (S,) of a cohort, at most ``cap``, and how many are cut; ``asked`` is what ``map_reduce`` is given besides."""
     p = rnd.chances(phase, cohort=cohort, **asked)
@@ -263,12 +283,14 @@ class _Slot(NamedTuple):
             return float(before > whole * (1 - 1e-9))
         return whole / heard if self.how.start == "completed" else 1.0
 
-    def moved(self, step: Tree, shared: Message, buffers: Tree) -> Tree:
-        """Return the model that was sent, moved by a step, with the buffers of another tree, if it has any."""
+    def moved(self, step: Tree, shared: Message, like: Tree) -> Tree:
+        """Return the model that was sent, moved by a step, with the buffers of ``like``; or the step, in the types of ``like``."""
+        if not self.model:
+            return T.map(lambda d, x: d.to(x.dtype), step, trainable(like))
         if self.rates:
             step = T.scale({p: shared.config["lr"][p] for p in step}, step)
         z = T.map(lambda z, d: (z.double() + d).to(z.dtype), trainable(shared.send[self.slot]), step)
-        return carried(z, buffers)
+        return carried(z, like)
 
     def changed(self, phase: Phase) -> Phase:
         """Return a phase of the algorithm as it has to be."""
@@ -297,25 +319,19 @@ class _Slot(NamedTuple):
     def _remembering(self, work: LocalWork) -> LocalWork:
         """Return the work of a client that sends by how much its answer differs from its last one."""
 
-        def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Tree:
-            return work.client_init(shared, None, client_input, key)
-
-        def client_final(
-            shared: Mapping[str, Any], client_state: Tree, client_input: Tree, carry: Tree
-        ) -> tuple[Message, Tree]:
-            message, _ = work.client_final(shared, None, client_input, carry)
+        def differing(message: Message, shared: Mapping[str, Any], last: Tree) -> tuple[Message, Tree]:
             sent = message.send[self.slot]
             v = T.sub(trainable(sent), trainable(shared[self.slot])) if self.model else sent
             if self.rates:
                 v = T.scale({p: 1.0 / shared["lr"][p] for p in v}, v)
-            e = T.sub(v, client_state["last"])
+            e = T.sub(v, last["last"])
             others = {slot: tree for slot, tree in message.send.items() if slot != self.slot}
             send = {**others, self.sent: carried(e, sent)}
-            first = {"first": 1.0 - client_state["completed"]} if self.how.start != "zeros" else {}
-            new = {"last": v, "completed": torch.ones_like(client_state["completed"])}
+            first = {"first": 1.0 - last["completed"]} if self.how.start != "zeros" else {}
+            new = {"last": v, "completed": torch.ones_like(last["completed"])}
             return replace(message, send=send, config={**message.config, **first}), new
 
-        return replace(work, client_init=client_init, client_final=client_final)
+        return remembering(work, differing)
 
 
 class _Correcting(Exchanging):
@@ -408,8 +424,6 @@ class _Correcting(Exchanging):
             step = T.add(before.mean, e)
         else:
             step = T.scale(of.recalled(heard, before.heard, whole), mean)
-        if not of.model:
-            return T.map(lambda d, like: d.to(like.dtype), step, trainable(plain))
         return of.moved(step, shared, plain)
 
 
@@ -425,6 +439,5 @@ class _Recalling(_Correcting):
     ) -> Reduced:
         of, memory = self._of, self.memory
         step = T.scale(of.recalled(memory.heard, memory.heard, float(self.problem.clients)), memory.mean)
-        z = shared.send["z"]
-        value = of.moved(step, shared, z) if of.model else T.map(lambda d, like: d.to(like.dtype), step, trainable(z))
+        value = of.moved(step, shared, shared.send["z"])
         return Reduced({of.slot: value}, cohort.clients, {}, cohort.clients.double())

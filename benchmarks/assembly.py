@@ -33,7 +33,7 @@ class Entered(NamedTuple):
 
     @property
     def validations(self) -> int:
-        """How often a named section was validated."""
+        """Validations of named sections."""
         return sum(n for (_, name), n in self.calls.items() if name == VALIDATES)
 
     def beside(self, other: Entered) -> Entered:

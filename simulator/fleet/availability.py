@@ -78,7 +78,7 @@ class Chances(Protocol):
 
 @runtime_checkable
 class InTime(Protocol):
-    """What a process in virtual time says besides ``online``."""
+    """A process in virtual time says this besides ``online``."""
 
     @property
     def span_s(self) -> float:

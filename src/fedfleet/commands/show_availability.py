@@ -17,7 +17,7 @@ from fedfleet.report.tables import gini
 from fedfleet.report.words import share
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.errors import ConfigError
-from fedfleet.simulator.fleet.availability import Availability, Chances, InRounds, InTime, in_round
+from fedfleet.simulator.fleet.availability import Availability, Chances, InTime, in_round
 
 PLAIN_WIDTH = 140
 LOOKED_AT = 1_000  # clients, a fixed draw where there are more
@@ -33,7 +33,7 @@ def look(config: Config) -> Presence:
     x = Experiment(config)
     model, size = x.federation.availability, x.problem.clients
     shown = fixed_draw(size, LOOKED_AT)
-    horizon_s = None if isinstance(model, InRounds) else model.span_s if isinstance(model, InTime) else None
+    horizon_s = model.span_s if isinstance(model, InTime) else None
     if horizon_s is None:
         at, unit, seconds = torch.arange(min(config.rounds, COLUMNS)).double(), "round", torch.zeros(COLUMNS).double()
     else:

@@ -108,10 +108,10 @@ def _chances(config: Config, federation: Federation, population: Population) -> 
     chances(federation.availability, ids, none, none, round=0)  # what cannot be divided by is said before the work
     p = _online(federation, population)
     how = correction(config)
-    result = []
-    if how is not None and int((rests := _rests(federation.availability, ids)).count_nonzero()):
+    result, rests = [], none if how is None else _rests(federation.availability, ids)
+    if how is not None and (resting := int(rests.count_nonzero())):
         result.append(
-            f"{KEY}={how.kind!r}: {int(rests.count_nonzero()):,} of the {len(ids):,} clients looked at have no chance of being "
+            f"{KEY}={how.kind!r}: {resting:,} of the {len(ids):,} clients looked at have no chance of being "
             f"online for a part of the time (the most {float(rests.max()):.2g} of it), when nobody stands for them, so they count "
             f"less than they should: a memory would stand for them"
         )
