@@ -196,7 +196,11 @@ def test_a_net_of_ones_own_is_compared_in_few_lines(repository: Path):
 
 
 @pytest.mark.usefixtures("_own_modules")
-@pytest.mark.parametrize("block", PYTHON, ids=lambda b: b.where)
+@pytest.mark.parametrize(
+    "block",
+    [b if b.page.name == "README.md" else pytest.param(b, marks=pytest.mark.slow) for b in PYTHON],
+    ids=lambda b: b.where,
+)
 def test_python_runs(repository: Path, block: Block):
     write_files(block.page)
     if "fedfleet.resume(" in block.text:  # what it goes on with
@@ -275,6 +279,7 @@ UNTRIED = {
 """What commands of those pages have that are only read, and why."""
 
 
+@pytest.mark.slow
 def test_commands_do_what_they_are_shown_for(repository: Path, capsys: pytest.CaptureFixture[str]):
     write_files(ROOT / "docs" / "guides" / "your_net.md")
     who, two, age = np.arange(40) % 8, np.arange(40) % 2, np.arange(40.0)

@@ -198,6 +198,7 @@ def test_limits_of_parallel_sgda(subtests):
             assert game(made).mean.tolist() == pytest.approx(limit, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_limits_of_mime(subtests):
     """The optimum of the weights q, or with known chances in c the optimum, for any number of steps: no drift."""
 

@@ -197,6 +197,7 @@ def test_with_a_shared_adversary_it_is_local_sgda():
 
 @pytest.mark.parametrize("name", [n for n, (task, _) in CASES.items() if task in ("auc", "domain_adaptation")])
 @pytest.mark.parametrize("loss", ["cdan_e", "mdd"])
+@pytest.mark.slow
 def test_every_minimax_method_runs_on_domain_adaptation(name, loss):
     world = digits("domain_adaptation", net={"hidden": (8,), "loss": loss})
     algorithm = build(name, world.task, INVITE, **CASES[name][1])

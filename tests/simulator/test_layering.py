@@ -1,6 +1,7 @@
 """The arrows between the folders point one way, and the folder ``datasets`` hides nothing."""
 
 import ast
+import functools
 import importlib.metadata
 import os
 import re
@@ -57,11 +58,11 @@ def dotted(source: str) -> Iterator[str]:
             yield ast.unparse(node)
 
 
-def ours(source: str) -> Iterator[str]:
+@functools.cache
+def ours(source: str) -> list[str]:
     """Every module of fedfleet that a source imports."""
-    for name in imported(source):
-        if under(name, "fedfleet"):
-            yield name if name in MODULES else name.rpartition(".")[0]
+    found = [name for name in imported(source) if under(name, "fedfleet")]
+    return [name if name in MODULES else name.rpartition(".")[0] for name in found]
 
 
 def under(name: str, *packages: str) -> bool:

@@ -175,6 +175,7 @@ RUNS: dict[str, tuple[dict[str, Any], bool]] = {
 
 
 @pytest.mark.parametrize("which", RUNS)
+@pytest.mark.slow
 def test_a_run_is_the_same_with_more_padding(tmp_path: Path, which: str):
     chosen, foretell = RUNS[which]
     many = [row[: 2 + i % 5] * (1 + i % 3) + [i % WORDS] for i, row in enumerate(TOKENS * 6)]

@@ -56,9 +56,9 @@ def clipped(send: Slots, norm: Any, told: Mapping[str, Tensor] | None = None) ->
 
 
 def length(send: Slots) -> Tensor:
-    """Return the Euclidean norm of all that is sent, ()."""
+    """Return the Euclidean norm of all that is sent, (); 0 where a transform has left no floats."""
     each = [torch.linalg.vector_norm(x, dtype=torch.float64) for leaves in send.values() for x in leaves.values()]
-    return torch.linalg.vector_norm(torch.stack(each))
+    return torch.linalg.vector_norm(torch.stack(each or [torch.zeros((), dtype=torch.float64)]))
 
 
 def shortened(send: Slots, norm: Any) -> Slots:

@@ -30,6 +30,7 @@ from fedfleet.config.tuning import Tuning
 from fedfleet.datasets.domain_config import DOMAINS
 from fedfleet.datasets.partition_config import PARTITIONS
 from fedfleet.datasets.registry import DATASETS
+from fedfleet.files.documents import leaves
 from fedfleet.middleware.attacks.kinds.registry import ATTACKS
 from fedfleet.middleware.compression.options import Transforms
 from fedfleet.middleware.privacy.options import ExamplePrivacy, Privacy
@@ -290,14 +291,9 @@ def _build(layers: list[Mapping[str, Any]], *, lost: bool = True) -> Config:
     return config
 
 
-def _flat(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield leaves under dotted keys, the name of a section before its options. ``LEAVES`` are no sections."""
-    for key in sorted(mapping, key=lambda k: k.split(".")[-1] not in ("name", "kind")):
-        value, path = mapping[key], f"{prefix}{key}"
-        if isinstance(value, dict) and value and path not in LEAVES:
-            yield from _flat(value, f"{path}.")
-        else:
-            yield path, value
+def _flat(mapping: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return leaves by dotted key, names of sections before their options. ``LEAVES`` are no sections."""
+    return sorted(leaves(mapping, whole=LEAVES), key=lambda leaf: leaf[0].split(".")[-1] not in ("name", "kind"))
 
 
 def _assign(raw: dict[str, Any], key: str, value: Any) -> None:

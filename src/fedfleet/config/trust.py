@@ -13,14 +13,14 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from fedfleet.files.documents import YAML_BYTES, parse, text_of
+from fedfleet.files.documents import YAML_BYTES, leaves, parse, text_of
 from fedfleet.simulator.errors import ConfigError, show
 from fedfleet.simulator.named import is_path
 from fedfleet.tasks.transformer import PREFIX
@@ -46,7 +46,9 @@ def outside(config: Mapping[str, Any]) -> dict[str, Any]:
 
     It is looked for everywhere, also in what ``compare`` and ``vary`` set.
     """
-    return {key: value for key, value in _leaves(config) if value is not None and _is_outside(key, value)}
+    return {
+        key: value for key, value in leaves(config, into_lists=True) if value is not None and _is_outside(key, value)
+    }
 
 
 def _is_outside(key: str, value: Any) -> bool:
@@ -56,18 +58,6 @@ def _is_outside(key: str, value: Any) -> bool:
     if (last == "address" and above[-1:] == ["executor"]) or ("track" in key and (last in PLACES or value in SENDS)):
         return True
     return is_path(value) and not (last == "model" and value.startswith(PREFIX))
-
-
-def _leaves(node: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of plain data by dotted keys; items of lists by that of the list."""
-    if isinstance(node, Mapping):
-        for key, below in node.items():
-            yield from _leaves(below, f"{at}.{key}" if at else f"{key}")
-    elif isinstance(node, list):
-        for below in node:
-            yield from _leaves(below, at)
-    else:
-        yield at, node
 
 
 def dumped(config: Mapping[str, Any]) -> str:

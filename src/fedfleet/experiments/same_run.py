@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedfleet.config.schema import Config
+from fedfleet.files.documents import leaves
 from fedfleet.simulator.errors import ConfigError, show
 
 WHERE = (
@@ -68,12 +69,3 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tupl
     for key in sorted(one.keys() | two.keys()):
         if one.get(key) != two.get(key):
             yield key, one.get(key), two.get(key)
-
-
-def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys of plain data, and what stands there."""
-    if isinstance(value, Mapping) and value:
-        for key, below in value.items():
-            yield from leaves(below, f"{path}.{key}" if path else f"{key}")
-    else:
-        yield path, value

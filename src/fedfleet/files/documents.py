@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Container, Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,24 @@ def text_of(path: Path, most: int = TEXT_BYTES) -> str:
     if len(result) > most:
         raise OSError(errno.EFBIG, f"larger than {most:,} bytes")
     return decoded(result)
+
+
+def leaves(
+    node: Any, at: str = "", *, whole: Container[str] = (), into_lists: bool = False
+) -> Iterator[tuple[str, Any]]:
+    """Yield what plain data holds, by dotted key.
+
+    An empty mapping is one value, and so is what stands at a key of ``whole``. A list is one value, too; ``into_lists`` yields its
+    items, each under the key of the list.
+    """
+    if isinstance(node, Mapping) and (node or not at) and at not in whole:
+        for key, below in node.items():
+            yield from leaves(below, f"{at}.{key}" if at else f"{key}", whole=whole, into_lists=into_lists)
+    elif into_lists and isinstance(node, list):
+        for below in node:
+            yield from leaves(below, at, whole=whole, into_lists=into_lists)
+    else:
+        yield at, node
 
 
 def is_there(path: Path) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fedfleet.files.documents import leaves
 from fedfleet.report.tables import Run
 
 APART = (
@@ -55,16 +56,8 @@ def identity(run: Run) -> dict[str, Any]:
     What was made in Python of things that nothing is known of may be the same as in another run, or not: it is the run's own.
     """
     config = {k: v for k, v in run.config.items() if k not in APART}
-    result = {k: v for k, v in _leaves(config) if k != "population.data_dir"}
+    result = {k: v for k, v in leaves(config) if k != "population.data_dir"}
     return result | {k: f"{', '.join(v)} in {run.path}" for k, v in result.items() if k.endswith(UNKNOWN) and v}
-
-
-def _leaves(node: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in node.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{at}{key}.")
-        else:
-            yield f"{at}{key}", value
 
 
 def _names(label: str, kinds: Sequence[Run]) -> list[str]:

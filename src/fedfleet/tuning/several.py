@@ -24,7 +24,7 @@ from fedfleet.experiments import campaign
 from fedfleet.experiments import sweep as grids
 from fedfleet.experiments.progress import Progress
 from fedfleet.experiments.runfolder import claim, locked
-from fedfleet.experiments.same_run import leaves
+from fedfleet.files.documents import leaves
 from fedfleet.files.writing import write_text
 from fedfleet.report.words import joined
 from fedfleet.simulator.errors import ConfigError, show

@@ -14,8 +14,9 @@ from fedfleet.config.schema import Config
 from fedfleet.config.search import Choice, Distribution
 from fedfleet.experiments import campaign
 from fedfleet.experiments import sweep as grids
-from fedfleet.experiments.same_run import differences, leaves
+from fedfleet.experiments.same_run import differences
 from fedfleet.files import parquet
+from fedfleet.files.documents import leaves
 from fedfleet.files.writing import write_text
 from fedfleet.report.tuning_tables import Findings, Winner, Winners
 from fedfleet.report.winners_page import write_winners_report

@@ -19,6 +19,7 @@ from fedfleet.datasets.convert import convert
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.simulator.errors import FedfleetError
 from tests.front.commands.lines import all_told
+from tests.parts import slow_but
 from tests.refusals import refused
 
 QUICK: dict[str, Any] = {
@@ -46,7 +47,9 @@ def trace(tmp_path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", slow_but(KINDS, "markov", "label_correlated", "trace", "independent", "outages", "blocks")
+)
 def test_a_run_with_every_kind(tmp_path, trace, kind):
     options = {"path": str(trace)} if kind == "trace" else KINDS[kind]
     config = {**QUICK, "availability": {"kind": kind, **options}}

@@ -135,3 +135,18 @@ def test_dropout_by_class_costs_the_worst_class_most_and_memory_gets_it_back(tmp
     assert found["eval/accuracy"] - lost["eval/accuracy"] > 0.02
     assert found["eval/worst_class_score"] - lost["eval/worst_class_score"] > 0.2
     assert found["eval/accuracy"] > 0.95
+
+
+@pytest.mark.slow
+def test_a_memory_reaches_the_saddle_of_auc_where_cdma_one_ends_at_another(tmp_path):
+    """Measured over five seeds: docs/guides/dropout.md. Test AUC tells them hardly apart."""
+    given = fedfleet.load(shipped.FOLDER / "dropout" / "auc_digits.yaml")
+    by_class = (given.vary or {})["availability"][2]
+    over = {"availability": by_class, "seeds": None, "compare": None, "vary": None, "evaluation.every": 1000}
+    lost, found = (
+        fedfleet.run(given, {**over, **more}, out=tmp_path / name).summary["final"]
+        for name, more in (("plain", {}), ("varp", {"algorithm.correction": "fedvarp"}))
+    )
+    assert lost["eval/distance"] == pytest.approx(0.8073, abs=0.05)
+    assert found["eval/distance"] < 0.02
+    assert lost["eval/auc"] == pytest.approx(found["eval/auc"], abs=0.005)

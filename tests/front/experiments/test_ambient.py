@@ -4,6 +4,7 @@ import warnings
 from contextlib import contextmanager
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -91,7 +92,11 @@ AROUND = {
 }
 
 
-def test_a_run_is_the_same_whatever_surrounds_it(subtests, tmp_path):
+USUAL = ("autocast", "inference mode", "all others")
+
+
+@pytest.mark.parametrize("names", [USUAL, pytest.param([*AROUND], marks=pytest.mark.slow)], ids=len)
+def test_a_run_is_the_same_whatever_surrounds_it(names, subtests, tmp_path):
     def make():
         return nn.Sequential(
             nn.Conv2d(1, 2, 3),
@@ -104,9 +109,9 @@ def test_a_run_is_the_same_whatever_surrounds_it(subtests, tmp_path):
         )
 
     plain = fedfleet.run(CONFIG, task=from_module(make), out=tmp_path / "plain")
-    for name, around in AROUND.items():
+    for name in names:
         with subtests.test(name):
-            with around():
+            with AROUND[name]():
                 settings = torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()
                 precise = precisions()
                 run = fedfleet.run(CONFIG, task=from_module(make), out=tmp_path / name)

@@ -348,6 +348,7 @@ def test_what_goes_on_is_told_as_it_stands(tmp_path, capsys):
     }
 
 
+@pytest.mark.slow
 def test_a_report_that_cannot_be_written_is_told_in_one_line(undisturbed, command):
     status, _, error = command("report", undisturbed("stateless"), "--out", "/proc/nowhere")
     assert (status, error.count("\n")) == (2, 1)

@@ -191,6 +191,7 @@ def test_what_a_killed_process_has_entered_is_not_entered_again(tmp_path):
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
+@pytest.mark.slow
 def test_a_tracker_that_comes_later_has_the_rounds_before(tmp_path, name):
     run = fedfleet.run(SMALL, {"rounds": 4}, out=tmp_path / "run").folder
     fedfleet.resume(run, {"rounds": 7, **given(name, tmp_path)})

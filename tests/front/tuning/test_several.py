@@ -114,6 +114,7 @@ def test_the_report_and_the_terminal_have_a_row_for_each(done: Path, capsys: pyt
     assert page.count("chosen on the test examples") == 1
 
 
+@pytest.mark.slow
 def test_an_interrupted_one_goes_on(done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Any):
     """It stops in its second search, and `fedfleet resume` ends it as if it had not."""
     play, left = runner.play, [6]

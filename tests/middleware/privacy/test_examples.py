@@ -21,6 +21,7 @@ from fedfleet.simulator.fleet.policies import First
 from fedfleet.simulator.fleet.responses import Federation, Outcome
 from tests.algorithms.harness import Bowl, World, build, captured_to_the_bit, digits, flat, play, records, rows
 from tests.middleware.compression.test_algorithms import case
+from tests.parts import slow_but
 
 BOWL = World(Bowl(), rows([(1, 4), (1, 1.5), (2, 0.8)], [(1, -1), (3, 2)]))
 """Of weights a and means m: from w = 1 the gradients are a (1 - m)."""
@@ -106,7 +107,9 @@ def test_noise_is_of_the_norm_times_the_multiplier_over_the_batch(drawn, batch):
 
 
 @pytest.mark.parametrize("drawn", [False, True])
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "cdma_ada", "fedprox", "gt_hsgd"])
+@pytest.mark.parametrize(
+    "name", slow_but(["fedavg", "scaffold", "cdma_ada", "fedprox", "gt_hsgd"], "fedavg", "cdma_ada")
+)
 def test_an_algorithm_is_the_same_one_client_at_a_time_and_many_at_once(name, drawn):
     world, algorithm = case(name)
     calls = {"cdma_ada": {"gradient": 2, "update": 2}, "gt_hsgd": {p.name: 2 for p in algorithm.phases}}.get(name, {})

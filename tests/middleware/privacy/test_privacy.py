@@ -79,6 +79,7 @@ def test_the_sum_may_be_divided_by_the_clients_heard(monkeypatch):
     assert metrics["noise_std"] == 0.5
 
 
+@pytest.mark.slow
 def test_clients_may_bring_the_noise_and_what_those_not_heard_do_not_bring_is_reckoned(monkeypatch):
     script(monkeypatch, [[0, 1], [1, 2, 3]])
     given = mechanism(divide_by=None, shares=4)

@@ -117,6 +117,7 @@ sys.stdout.buffer.write(pickle.dumps(kept))
 """
 
 
+@pytest.mark.slow
 def test_other_processes_write_side_by_side():
     file = SpillFile(0)
     command = [sys.executable, "-c", WRITER]

@@ -106,7 +106,7 @@ def test_every_task_has_a_run():
     assert set(TASKS) <= set(RUNS)
 
 
-ORDINARY = ("classification", "convolutions", "domain_adaptation", "private", "compressed", "own models")
+ORDINARY = ("convolutions", "private", "own models")
 
 
 @pytest.mark.parametrize("what", slow_but(RUNS, *ORDINARY))

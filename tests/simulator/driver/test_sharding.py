@@ -145,7 +145,7 @@ def run(out, name, together, monkeypatch, parts=1):
     return (out / "model.safetensors").read_bytes(), tables, seen
 
 
-@pytest.mark.parametrize("name", slow_but(CASES, "domains", "state"))
+@pytest.mark.parametrize("name", slow_but(CASES, "state"))
 def test_how_many_blocks_are_a_task_changes_no_bit(tmp_path, name, monkeypatch):
     model, tables, seen = run(tmp_path / "1", name, 1, monkeypatch)
     assert (max(blocks for blocks, _, _ in seen) > 4) == (name != "stored") if seen else name == "stored"
@@ -173,7 +173,7 @@ class Sharing(LocalExecutor):
 shares: list[int] = []
 
 
-@pytest.mark.parametrize("name", slow_but(CASES, "partial work", "stored", "late"))
+@pytest.mark.parametrize("name", slow_but(CASES, "stored", "late"))
 def test_that_workers_of_a_node_share_a_task_changes_no_bit(tmp_path, name, monkeypatch):
     model, tables, _ = run(tmp_path / "1", name, 1, monkeypatch)
     monkeypatch.setitem(executors.EXECUTORS, "local", executors.EXECUTORS["local"]._replace(build=Sharing))

@@ -165,6 +165,7 @@ def test_an_actor_killed_in_every_phase_changes_no_byte(tmp_path, cluster, monke
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_a_node_that_goes_down_in_a_round_changes_no_byte(tmp_path, cluster, monkeypatch):
     x = experiment("two phases")
     expected = outcome(x, tmp_path / "local")

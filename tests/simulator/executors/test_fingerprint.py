@@ -342,6 +342,7 @@ class Lazily(ClientActor):
 
 @pytest.mark.ray
 @pytest.mark.parametrize("allow", [False, True])
+@pytest.mark.slow
 def test_a_module_that_is_another_on_a_node_is_seen_though_it_comes_late(tmp_path, cluster, monkeypatch, lazy, allow):
     monkeypatch.setattr(pool_spec, "ClientActor", Lazily)
     x, out = experiment(disk(tmp_path), monkeypatch, allow_differences=allow), tmp_path / "run"

@@ -47,7 +47,7 @@ def test_siwer_waits_for_each_number_above_half_alike(invited, least, p_value):
 def test_the_two_phases_draw_numbers_of_their_own(p_value):
     clients = torch.arange(8)
     pairs = torch.zeros(4, 4)
-    for i in range(DRAWS):
+    for i in range(DRAWS // 4):
         root = rng.fold(rng.key(9), i)
         one, two = (
             len(respond(Federation(policy=Siwer()), clients, clients * 0, load(clients), 0.0, k, k).completed)

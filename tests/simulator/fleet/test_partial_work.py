@@ -24,6 +24,7 @@ from fedfleet.simulator.fleet.responses import Federation, Outcome, respond
 from fedfleet.simulator.fleet.selection import Uniform
 from fedfleet.simulator.population import InMemoryPopulation
 from fedfleet.simulator.work import BatchPlan, LocalLoop, LocalWork, Message, Objective, Phase
+from tests.parts import slow_but
 
 FEATURES, K = 16, 6  # rows of 64 bytes: the last bit of a product may depend on where in memory its factors begin
 INNERS = ("serial", "batched", "factored")
@@ -118,7 +119,7 @@ def in_time(deadline_s: float) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("inner", INNERS)
-@pytest.mark.parametrize("block_size", [1, 3, 8])
+@pytest.mark.parametrize("block_size", slow_but([1, 3, 8], 3))
 def test_a_slow_client_sends_what_one_with_fewer_steps_sends(inner, block_size):
     federation = Federation(devices=Slow(SECONDS), policy=Deadline(10.0), partial_work=True)
     sent, record = go(train(PLAN), inner, federation, block_size)
