@@ -17,6 +17,7 @@ from typing import Any
 from fedfleet.config import resolve
 from fedfleet.config import schema as C
 from fedfleet.config.checking import unknown
+from fedfleet.config.executor import IN_PROCESS
 from fedfleet.config.population import Data
 from fedfleet.config.reading import override, read
 from fedfleet.config.schema import Config
@@ -91,7 +92,7 @@ def plan(
     axes = sweep.axes(config)
     result = []
     for trial in sweep.planned(config):
-        own = C.with_overrides(trial.config, {"executor.kind": "local"}) if in_process else trial.config
+        own = C.with_overrides(trial.config, IN_PROCESS) if in_process else trial.config
         result.append(replace(trial, config=own, label=trial.label or trial.config.algorithm.name))
     wanted, key = (target, "--target") if target is not None else (config.until, "until")
     goal = None if wanted is None else Target(*resolve.parse_until(wanted, key))

@@ -69,6 +69,16 @@ OF_RAY = {
 }
 
 
+IN_PROCESS = {
+    "executor.kind": "local",
+    "executor.address": None,
+    "executor.memory_per_actor_gb": None,
+    "executor.allow_differences": False,
+    "executor.node_silence_s": None,
+}
+"""Overrides that bring a run into this process, whatever was asked of a cluster."""
+
+
 class FaultOptions(Options):
     """What is done about clients at fault: fail ends the run, drop_client goes on without them."""
 

@@ -122,6 +122,11 @@ def _check_executor(config: Config) -> None:
             "executor.allow_differences=True: with executor.kind=local there is no other machine: set executor.kind=ray, or leave "
             "it out"
         )
+    if e.kind == "local" and e.address is not None:
+        raise ConfigError(
+            f"executor.address={e.address!r}: with executor.kind=local no cluster is joined: set executor.kind=ray, or "
+            f"executor.address=null"
+        )
     if e.node_silence_s is not None and e.address is None:
         raise ConfigError(
             f"executor.node_silence_s={e.node_silence_s:g}: without executor.address there is one node alone: give the "

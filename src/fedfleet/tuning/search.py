@@ -16,6 +16,7 @@ from typing import Any
 
 from fedfleet.config import schema as C
 from fedfleet.config import tuning
+from fedfleet.config.executor import IN_PROCESS
 from fedfleet.config.plugins import typed
 from fedfleet.config.population import Data
 from fedfleet.config.schema import Config
@@ -126,7 +127,7 @@ def prepare(
 
 def shared(config: Config, *, in_process: bool = True) -> Config:
     """Return what all trials of a search share."""
-    return C.with_overrides(config, {"tune": None, "seeds": None, **({"executor.kind": "local"} if in_process else {})})
+    return C.with_overrides(config, {"tune": None, "seeds": None, **(IN_PROCESS if in_process else {})})
 
 
 def run(search: Search, out: Path, progress: Progress, jobs: int = 1) -> list[Trial]:

@@ -42,12 +42,14 @@ KEYS = [
     "executor.capture=fast", "cohort.partial_work=true", "population.partition=by_domain", "executor.cpus_per_actor=1000",
     "executor.gpus_per_actor=1000", "executor.gpus_per_actor=1.5", "executor.address=127.0.0.1:1", "algorithm.alpha=5.0",
     "executor.tf32=true", "executor.deterministic=false", "executor.device=cuda",
+    "executor={kind: local, address: '127.0.0.1:1'}",
     "executor.address=ray://127.0.0.1:10001", "executor.address=nonsense", "population.partition={kind: dirichlet, min_size: 99}",
     "population.partition={kind: dirichlet, alpha: 1e-4, min_size: 0}", "compare={A: {}, B: {cohort.size: 99}}",
     "compare={A b: {}, A-b: {}}", "compare={A: {seeds: [1, 2]}}", "rounds={", "..=1",
 ]  # fmt: skip
 """Overrides whose key the line begins with, but for those in ``BEGINS``."""
 BEGINS = {
+    "executor={kind: local, address: '127.0.0.1:1'}": "executor.address='127.0.0.1:1': with executor.kind=local",
     "population.clients=100000": "population.partition='label_sorted', population.clients=100000",
     "vary={rounds: [1, x]}": "run 'rounds=x': rounds='x'",
     "vary.rounds=[1, 1]": "compare or vary: 'rounds=1' and 'rounds=1'",
