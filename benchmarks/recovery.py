@@ -308,6 +308,22 @@ def show(found: Any, search: Search) -> None:
             _show_target(found[found["protocol"] == protocol], column, unit, f"tuned {protocol}", online, shown)
 
 
+def show_beside(found: Any, search: Search, other: str) -> None:
+    """Print by how much each method is ahead of another: the mean of the differences paired by seed, and half of its interval."""
+    online = list(dict.fromkeys(found["availability"]))
+    shown = [search.names.get(where, where) for where in online]
+    for protocol, measure in itertools.product(protocols_of(search), search.measures):
+        at = found[found["protocol"] == protocol].pivot_table(
+            index=["availability", "seed"], columns="method", values=measure, sort=False
+        )
+        ahead = (at.sub(at[other], axis=0)) * (-1.0 if measure in search.falling else 1.0)
+        lines = []
+        for method in at.columns.drop(other):
+            each = [difference(ahead.loc[where, method].to_numpy()) for where in online]
+            lines.append([named(method), *("-" if not d.pairs else f"{d.mean:+.3f} ± {d.half:.3f}" for d in each)])
+        command.show(f"{measure}, tuned {protocol}: ahead of {named(other)}", ["method", *shown], lines)
+
+
 def _show_heard(found: Any, online: Sequence[str], shown: Sequence[str]) -> None:
     """Print how often clients were heard, which is the same for all methods."""
     of = found[(found["protocol"] == PROTOCOLS[0]) & (found["method"] == found["method"].iloc[0])]
@@ -390,13 +406,18 @@ def main(argv: list[str] | None = None) -> None:
     ask.add_argument("--jobs", type=command.count, default=2, help="runs at a time (default 2)")
     ask.add_argument("--parquet", type=Path, help="write a row a run")
     ask.add_argument("--show", type=Path, help="print the tables of such a file, and run nothing")
+    ask.add_argument("--beside", metavar="METHOD", help="print how far each is ahead of this one, with 95 %% intervals")
     ask.add_argument("--figure", type=Path, help="draw it, as PNG or SVG")
     args = ask.parse_args(argv)
     found = pd.read_parquet(args.show) if args.show else results(args.task, args.out, args.jobs)
     if args.parquet:
         args.parquet.parent.mkdir(parents=True, exist_ok=True)
         parquet.write(found, args.parquet)
+    if args.beside is not None and args.beside not in set(found["method"]):
+        ask.error(f"--beside {args.beside}: there are {', '.join(dict.fromkeys(found['method']))}")
     show(found, TASKS[args.task])
+    if args.beside is not None:
+        show_beside(found, TASKS[args.task], args.beside)
     if args.figure:
         draw(found, TASKS[args.task], args.figure)
 

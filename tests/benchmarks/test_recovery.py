@@ -72,6 +72,9 @@ def test_tables_say_who_gets_it_back(capsys, tmp_path):
     assert "FedVARP 1.0, MIFA 2.0, FedAvg 3.0" in shown
     assert "0.250 (0.000)" in shown
     assert "40 (1 of 3)" in shown
+    recovery.show_beside(pd.DataFrame(rows), TASKS["digits"], "MIFA")
+    (ahead,) = [line for line in capsys.readouterr().out.splitlines() if "FedVARP" in line and "+0.150" in line][:1]
+    assert ahead.count("+0.000 ± 0.000") == 1
     recovery.draw(pd.DataFrame(rows), TASKS["digits"], tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert np.isnan(recovery.recovery(*[np.ones(3)] * 3))
