@@ -158,7 +158,7 @@ def run_all(searches: Mapping[Path, Search], progress: Progress, jobs: int = 1) 
             tuners.append(_Tuner(search, out, Journal(out), progress))
         yield from _ended(tuners)
         first = next(iter(searches.values()))
-        for job, error in run_jobs(lambda: _next_job(tuners), first.data, jobs, first.base.executor.address):
+        for job, error in run_jobs(lambda: _next_job(tuners), first.data, jobs, first.config.executor.address):
             tuner, step, seed = job.of
             tuner.enter(step, seed, error)
             yield from _ended(tuners)

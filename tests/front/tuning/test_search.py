@@ -87,6 +87,17 @@ def test_a_promoted_trial_is_the_run_that_was_never_paused(done, tmp_path):
     assert other.summary["final"]["eval/loss"] == stopped["value"]
 
 
+def test_trials_are_tasks_of_the_cluster_that_is_named_and_train_in_their_process(monkeypatch, tmp_path):
+    given = load(
+        {**TINY, "tune": TUNE}, {"executor": {"kind": "auto", "address": "10.0.0.1:6379", "node_silence_s": 9}}
+    )
+    search, asked = searching.prepare(given, SILENT), []
+    monkeypatch.setattr(searching, "run_jobs", lambda *told: asked.append(told[-1]) or iter(()))
+    assert list(searching.run_all({tmp_path / "sha": search}, SILENT, 2)) == []
+    assert asked == ["10.0.0.1:6379"]
+    assert search.base.executor.kind == "local"
+
+
 def test_what_is_written_of_it(done):
     out, found = done
     table = pd.read_parquet(out / "trials.parquet")
