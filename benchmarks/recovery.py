@@ -59,7 +59,7 @@ class Search(NamedTuple):
         key: of the configuration, or None.
         values: of it.
         beyond: the next value for each at the edge, tried where that is the best.
-        least: the metric by which one is chosen, the least of it.
+        by: the metric by which one is chosen: the largest of it, or the least of what is in ``falling``.
         measures: reported; of those in ``falling`` less is better. ``drawn`` is that of the figure.
         target: the measure of which a share is a target, or None.
         names: by ``title``, what tables and figures call an availability, as docs/guides/dropout.md does.
@@ -69,7 +69,7 @@ class Search(NamedTuple):
     key: str | None
     values: Sequence[float]
     beyond: Mapping[float, float]
-    least: str
+    by: str
     measures: Sequence[str]
     falling: Sequence[str]
     drawn: str
@@ -109,13 +109,25 @@ TASKS = {
         {0.1: 0.03, 1.0: 3.0},
         "train_loss",
         OF_CLASSES,
-        (),
+        ("train_loss",),
         "worst_class_score",
         "accuracy",
         DIGITS,
     ),
     "fashion": FASHION,
     "fashion_cohorts": FASHION,
+    "lenet": FASHION,
+    "auc_fashion": Search(
+        "algorithm.lr",
+        (0.1, 0.316),
+        {0.1: 0.0316, 0.316: 1.0},
+        "train_auc",
+        ("auc",),
+        (),
+        "auc",
+        None,
+        {"label_correlated 0.5": "half, by class", "label_correlated 0.1": "a tenth, by class"},
+    ),
     "auc_digits": Search(None, (), {}, "", ("distance", "auc"), ("distance",), "distance", None, DIGITS),
     "game": Search(None, (), {}, "", ("distance",), ("distance",), "distance", None, GAME),
 }
@@ -137,7 +149,8 @@ class Run(NamedTuple):
 def title(section: Mapping[str, Any]) -> str:
     """Return what an availability is called in tables."""
     rates, cut = section.get("rates") or {}, "interleaved" if section.get("below") else ""
-    return " ".join(filter(None, [str(section["kind"]).rpartition(":")[2], rates.get("kind", ""), cut]))
+    share = f"{section['rate']:g}" if section["kind"] == "label_correlated" else ""
+    return " ".join(filter(None, [str(section["kind"]).rpartition(":")[2], rates.get("kind", ""), share, cut]))
 
 
 def named(method: str) -> str:
@@ -194,6 +207,8 @@ def measured(
     found["gini"] = tables.gini(heard[heard > 0], clients)
     found["never_completed"] = float((heard == 0).mean())
     found["bytes"] = (run.total("bytes_up") or 0.0) + (run.total("bytes_down") or 0.0)
+    if task is None:
+        return found | dict.fromkeys(("final_distance", "predicted_distance", "bias"), np.nan)
     wrong = task.solve(weight / weight.sum()) - task.saddle
     point = sorted(load_file(folder / "model.safetensors").items())  # in the order of ``solve``
     off = np.concatenate([leaf.astype(np.float64).ravel() for _, leaf in point]) - task.saddle
@@ -204,19 +219,23 @@ def measured(
 
 
 def problem(config: Config) -> Any:
-    """Return the configured problem, which knows its solution."""
+    """Return the configured problem, which knows its solution; None for a task whose solution is not known."""
+    name = str(config.model_dump(mode="json")["task"]["name"])
+    if ":" not in name:
+        return None
     spec: Any = importlib.util.spec_from_file_location("recovery_problems", shipped.FOLDER / "dropout" / "problems.py")
     module: Any = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # as dataclasses want
     spec.loader.exec_module(module)
-    return getattr(module, str(config.model_dump(mode="json")["task"]["name"]).rpartition(":")[2])()
+    return getattr(module, name.rpartition(":")[2])()
 
 
 def best(found: Any, search: Search) -> dict[tuple[str, int], float]:
     """Return by method and availability the value that was best."""
     at = {}
     for (method, online), rows in found.groupby(["method", "online"], sort=False):
-        loss = [tables.read(folder).rounds[f"eval/{search.least}"][-1] for folder in rows["folder"]]
+        last = np.array([tables.read(folder).rounds[f"eval/{search.by}"][-1] for folder in rows["folder"]])
+        loss = last if search.by in search.falling else -last
         at[method, online] = float(rows["value"].iloc[int(np.argmin(np.where(np.isfinite(loss), loss, np.inf)))])
     return at
 

@@ -196,9 +196,10 @@ def _fashion(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarr
     return x[rows], y[rows], test_x, found.test.y.numpy()
 
 
-def fashion(data_dir: Path) -> Any:
-    """Return those clients in five regions by their main labels, and 10,000 test examples."""
+def fashion(data_dir: Path, *, images: bool = False) -> Any:
+    """Return those clients in five regions by their main labels, and 10,000 test examples; pixels (784,), or (1, 28, 28)."""
     x, y, test_x, test_y = _fashion(data_dir)
+    x, test_x = (part.reshape(-1, 1, 28, 28) if images else part for part in (x, test_x))
     client = np.arange(len(y)) // FASHION_EACH
     region = client * REGIONS // FASHION_CLIENTS
     return fedfleet.data.from_arrays(x, y, client=client, domain=region, test=(test_x, test_y))
@@ -325,10 +326,15 @@ class SoftmaxRidge(Solved):
 
     def metrics(self, outputs: Tensor, data: Mapping[str, Tensor]) -> dict[str, float]:
         """Return the mean loss without the ridge, the accuracy, and that on the class that is classified worst."""
-        right, y = (outputs.argmax(1) == data["y"]).double(), data["y"]
-        worst = min(float(right[y == c].mean()) for c in y.unique())
-        loss = float(cross_entropy(outputs.double(), data["y"]))
-        return {"accuracy": float(right.mean()), "worst_class_score": worst, "loss": loss}
+        y = data["y"]
+        accuracy, loss = (outputs.argmax(1) == y).double().mean(), cross_entropy(outputs.double(), y)
+        return {"accuracy": float(accuracy), "worst_class_score": worst_class_score(outputs, y), "loss": float(loss)}
+
+
+def worst_class_score(outputs: Tensor, y: Tensor) -> float:
+    """Return the accuracy on the class that is classified worst, of logits (m, C) and labels (m,)."""
+    right = (outputs.argmax(1) == y).double()
+    return min(float(right[y == c].mean()) for c in y.unique())
 
 
 class FashionRidge(SoftmaxRidge):

@@ -148,5 +148,5 @@ def test_a_memory_reaches_the_saddle_of_auc_where_cdma_one_ends_at_another(tmp_p
         for name, more in (("plain", {}), ("varp", {"algorithm.correction": "fedvarp"}))
     )
     assert lost["eval/distance"] == pytest.approx(0.8073, abs=0.05)
-    assert found["eval/distance"] < 0.02
+    assert found["eval/distance"] < 0.05
     assert lost["eval/auc"] == pytest.approx(found["eval/auc"], abs=0.005)
