@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,13 @@ def study(
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each, instead of the configuration's.")] = None,
     target: Annotated[str | None, typer.Option(help="What it costs to reach a metric, such as eval/auc=0.9.")] = None,
+    reference: Annotated[
+        str | None, typer.Option(metavar="LABEL", help="Whom labels are compared with; the first one if not given.")
+    ] = None,
+    power: Annotated[
+        float | None,
+        typer.Option(metavar="SIZE", help="Say how many seeds a difference of this size would need, such as 0.02."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the study; one that is there is gone on with.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Trials at a time; as many as the CPUs if not given.")] = None,
     executor: Annotated[
@@ -29,18 +37,22 @@ def study(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, and show what would be run.")] = False,
     trust: TrustArg = False,
 ) -> None:
-    """Run every label of a configuration at every point of a grid on every seed; write three tables and a report.
+    """Run every label of a configuration at every point of a grid on every seed; write four tables and a report.
 
     The same command goes on where it was interrupted.
     """
     _check_executor(executor)
+    if power is not None and not 0 < power < math.inf:
+        raise ConfigError(f"--power={power:g}: must be a difference above 0, such as 0.02")
     if out is None and not dry_run:
         raise ConfigError("--out: not given: give the folder of the study")
     chosen = loaded(config, overrides, trust=trust)
     from fedfleet.commands import study as studying
 
     shown = progress(stderr=True)
-    planned = studying.plan(chosen, vary or [], seeds, target, in_process=executor == "local")
+    planned = studying.plan(
+        chosen, vary or [], seeds, target, reference=reference, sought=power, in_process=executor == "local"
+    )
     prepared = studying.prepare(planned, shown)
     if dry_run or out is None:
         for line in studying.describe(prepared, out):
@@ -48,11 +60,15 @@ def study(
         return
     with interruptible("the same command goes on"):
         tables = studying.run(prepared, out, shown, jobs)
-    from fedfleet.report.study_page import finals, gets_back
+    from fedfleet.report.study_comparisons import needed
+    from fedfleet.report.study_page import answers, finals
 
     head, rows = finals(tables)
     wide().print(table(head, rows))
-    for line in gets_back(tables):
+    if (seeds := needed(tables)) is not None:
+        wide().print(table(seeds.head, seeds.rows))
+        typer.echo(seeds.caption)
+    for line in answers(tables):
         typer.echo(line)
     typer.echo(f"{out}: {len(tables.study)} trials")
 

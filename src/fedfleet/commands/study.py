@@ -1,4 +1,4 @@
-"""A study: every label at every point of a grid on every seed, each a run of its own; three tables and a report.
+"""A study: every label at every point of a grid on every seed, each a run of its own; four tables and a report.
 
 A trial runs its clients in its own process, and trials run side by side, so none waits for another's actors. What has been
 finished is kept: the same command goes on where it was interrupted.
@@ -29,8 +29,10 @@ from fedfleet.experiments.runfolder import check_free, claim
 from fedfleet.experiments.same_run import WHERE, differences, leaves, without
 from fedfleet.experiments.side_by_side import Job, at_a_time, run_jobs
 from fedfleet.experiments.sweep import Trial
+from fedfleet.files import parquet
 from fedfleet.files.summary import ended
 from fedfleet.files.writing import write_text
+from fedfleet.report import study_comparisons
 from fedfleet.report.study_page import write_study_report
 from fedfleet.report.study_tables import DONE, MARK, Entry, Tables, Target, collect
 from fedfleet.simulator.errors import ConfigError, FedfleetError, show
@@ -38,13 +40,17 @@ from fedfleet.simulator.errors import ConfigError, FedfleetError, show
 
 @dataclass(frozen=True)
 class Study:
-    """What is to be run: the trials in their order, the values that vary, the metric to reach."""
+    """What is to be run: the trials in their order, the values that vary, the metric to reach, whom labels are compared with."""
 
     config: Config
     """With the grid and the seeds in it."""
     trials: tuple[Trial, ...]
     varied: Mapping[str, list[Any]]
     target: Target | None
+    reference: str | None = None
+    """A label; the first one if None."""
+    sought: float | None = None
+    """A difference, for which the seeds are told that it would need."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,8 @@ def plan(
     seeds: int | None = None,
     target: str | None = None,
     *,
+    reference: str | None = None,
+    sought: float | None = None,
     in_process: bool = True,
     grid: bool = True,
 ) -> Study:
@@ -72,6 +80,8 @@ def plan(
         vary: texts ``dotted.key=value,value``; the first key is the axis of the figures.
         seeds: how many, from the configuration's ``seed`` on; instead of the configuration's.
         target: a metric and a value, such as "eval/auc=0.9"; the configuration's ``until`` if not given.
+        reference: the label that the others are compared with; the first one if not given.
+        sought: a difference of the first metric, for which the report says how many seeds it would need.
         in_process: trials train their clients in their own process, whatever ``executor.kind`` says.
         grid: something must vary.
 
@@ -96,7 +106,10 @@ def plan(
         result.append(replace(trial, config=own, label=trial.label or trial.config.algorithm.name))
     wanted, key = (target, "--target") if target is not None else (config.until, "until")
     goal = None if wanted is None else Target(*resolve.parse_until(wanted, key))
-    return Study(config, tuple(result), axes, goal)
+    labels = list(dict.fromkeys(trial.label for trial in result))
+    if reference is not None and reference not in labels:
+        raise ConfigError(unknown("--reference", reference, labels))
+    return Study(config, tuple(result), axes, goal, reference, sought)
 
 
 def varied(text: str) -> tuple[str, list[Any]]:
@@ -204,8 +217,9 @@ def run(prepared: Prepared, out: Path, progress: Progress, jobs: int | None = No
     study = prepared.study
     errors = run_trials(prepared, out, progress, jobs)
     entries = [Entry(_keys(t), folder(out, t), errors.get(t.place)) for t in study.trials]
-    tables = collect(entries, study.varied, study.target)
+    tables = replace(collect(entries, study.varied, study.target, study.reference), sought=study.sought)
     tables.write(out)
+    parquet.write(study_comparisons.frame(tables), out / "comparisons.parquet")
     config = f"# target: {study.target or 'none'}\n"
     config += campaign.as_given(study.config)
     progress.say(f"report: {write_study_report(tables, out, config)}")

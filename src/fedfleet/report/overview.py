@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedfleet.report import verdicts
 from fedfleet.report.settings import OF_THEOREMS
 from fedfleet.report.tables import Run, completed_counts
 from fedfleet.report.words import count, duration, joined, mean_sd, number, quantity, share, span, whole
@@ -47,6 +48,7 @@ def of_comparison(groups: Mapping[str, Sequence[Run]]) -> list[str]:
     metrics = headline(runs)
     if metrics:
         told.append(_ranking(groups, metrics[0]))
+        told += _verdict(groups, metrics[0])
     ended = Counter(str(run.summary.get("status") or "unknown") for run in runs)
     if set(ended) != {"finished"}:
         told.append(f"Of the runs, {joined([f'{many} {status}' for status, many in ended.items()])}.")
@@ -210,6 +212,19 @@ def _same(runs: Sequence[Run]) -> str:
     """What all runs learn, where that is the same."""
     result = {f"{_goal(run)}{_among(run)}" for run in runs if run.get("population", "dataset")}
     return f"All learn {result.pop()}." if len(result) == 1 else ""
+
+
+def _verdict(groups: Mapping[str, Sequence[Run]], metric: str) -> Iterator[str]:
+    """Say which labels are ahead, or that they cannot be ranked, where labels share seeds."""
+    seeds = sorted({run.seed for runs in groups.values() for run in runs if isinstance(run.seed, int)})
+    finals = {label: {run.seed: run.final(metric) for run in runs} for label, runs in groups.items()}
+    values = np.array([[_known(of.get(seed)) for of in finals.values()] for seed in seeds])
+    if len(groups) > 1 and len(seeds) > 1 and np.isfinite(values).all(axis=1).sum() > 1:
+        yield verdicts.ranking(list(groups), values, f"final {metric}", least_is_best=less_is_better(metric))
+
+
+def _known(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def _ranking(groups: Mapping[str, Sequence[Run]], metric: str) -> str:

@@ -1,11 +1,13 @@
 """Significance of differences between methods: paired by seed, and ranked over conditions.
 
 Sources: Holm (1979), "A simple sequentially rejective multiple test procedure"; Demšar (2006), "Statistical comparisons of
-classifiers over multiple data sets", JMLR 7, section 3.2 for Friedman's and Nemenyi's tests.
+classifiers over multiple data sets", JMLR 7, section 3.2 for Friedman's and Nemenyi's tests; Hedges (1981), "Distribution theory
+for Glass's estimator of effect size and related estimators", for effect sizes.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,18 +16,33 @@ import numpy as np
 
 LEVEL = 0.05
 """Probability of a false alarm."""
+POWER = 0.8
+"""Probability with which a difference that is there should be found."""
+MOST = 100_000
+"""Seeds beyond which no number is named."""
 
 
 class Difference(NamedTuple):
-    """Mean of n paired differences, half the width of its 95 % t-interval, and the p-value of no difference.
+    """Mean of n paired differences, half the width of its 95 % t-interval, the p-value of no difference, and the effect's size.
 
-    ``half`` and ``p`` are NaN for fewer than two pairs, ``mean`` for none.
+    ``half`` and ``p`` are NaN for fewer than two pairs, ``mean`` for none, ``effect`` for fewer than three.
     """
 
     mean: float
     half: float
     p: float
     pairs: int
+    effect: float
+    """Hedges' g: the mean in standard deviations of the differences, less its bias in small samples."""
+
+    @property
+    def spread(self) -> float:
+        """Sample standard deviation of the differences; NaN where there are fewer than two."""
+        if self.pairs < 2:
+            return math.nan
+        from scipy.stats import t as student
+
+        return self.half * math.sqrt(self.pairs) / float(student.ppf(1 - LEVEL / 2, self.pairs - 1))
 
     @property
     def clear(self) -> bool:
@@ -38,14 +55,62 @@ def difference(values: np.ndarray) -> Difference:
     known = values[np.isfinite(values)]
     n = len(known)
     if n < 2:
-        return Difference(float(known[0]) if n else math.nan, math.nan, math.nan, n)
+        return Difference(float(known[0]) if n else math.nan, math.nan, math.nan, n, math.nan)
     from scipy.stats import t as student  # here, for it takes half a second to import
 
-    mean, error = float(known.mean()), float(known.std(ddof=1)) / math.sqrt(n)
+    mean, spread = float(known.mean()), float(known.std(ddof=1))
+    error = spread / math.sqrt(n)
     if error == 0.0:
-        return Difference(mean, 0.0, float(mean == 0.0), n)
+        effect = math.nan if n < 3 else math.copysign(math.inf, mean) if mean else 0.0
+        return Difference(mean, 0.0, float(mean == 0.0), n, effect)
     p = 2.0 * float(student.sf(abs(mean) / error, n - 1))
-    return Difference(mean, float(student.ppf(1 - LEVEL / 2, n - 1)) * error, p, n)
+    effect = mean / spread * _small(n - 1) if n > 2 else math.nan
+    return Difference(mean, float(student.ppf(1 - LEVEL / 2, n - 1)) * error, p, n, effect)
+
+
+def _small(freedom: int) -> float:
+    """Return Hedges' correction (1981, equation 6e) of an effect size with so many degrees of freedom, at least two."""
+    gammas = math.lgamma(freedom / 2) - math.lgamma((freedom - 1) / 2)
+    return math.exp(gammas) / math.sqrt(freedom / 2)
+
+
+def power(effect: float, seeds: int, tests: int = 1) -> float:
+    """Return the probability that a two-sided paired t-test finds a difference.
+
+    Args:
+        effect: the difference in standard deviations of the differences.
+        seeds: pairs, two or more.
+        tests: how many there are; each is at ``LEVEL / tests``, the strictest that Holm's correction asks for.
+
+    """
+    from scipy.stats import nct
+    from scipy.stats import t as student
+
+    limit = float(student.ppf(1 - LEVEL / tests / 2, seeds - 1))
+    away = abs(effect) * math.sqrt(seeds)
+    return float(nct.sf(limit, seeds - 1, away) + nct.cdf(-limit, seeds - 1, away))
+
+
+def seeds_needed(effect: float, tests: int = 1) -> int | None:
+    """Return the least number of seeds with ``POWER``, see ``power``; None where more than ``MOST`` are needed."""
+    if math.isinf(effect):
+        return 2
+    low, high = 1, 2
+    while not power(effect, high, tests) >= POWER:
+        if high >= MOST:
+            return None
+        low, high = high, min(2 * high, MOST)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if power(effect, middle, tests) >= POWER else (middle, high)
+    return high
+
+
+def spread_at_most(seeds: int) -> float:
+    """Return the upper end of the 95 % interval of a standard deviation from so many normal values, in units of the estimate."""
+    from scipy.stats import chi2
+
+    return math.sqrt((seeds - 1) / float(chi2.ppf(LEVEL / 2, seeds - 1)))
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -56,6 +121,32 @@ def holm(p: Sequence[float]) -> list[float]:
         highest = max(highest, min(1.0, (len(known) - rank) * value))
         adjusted[i] = highest
     return adjusted
+
+
+class Order(NamedTuple):
+    """Methods by their means over seeds, and the pairs that differ: paired t-tests, Holm's correction for all pairs."""
+
+    mean: np.ndarray
+    """(k,)"""
+    order: list[int]
+    """Methods from the best to the worst."""
+    apart: list[tuple[int, int]]
+    """The better and the worse of each pair that differs at ``LEVEL``, in the order of methods."""
+    pairs: int
+    """Seeds that all pairs share, at least."""
+
+
+def in_order(values: np.ndarray, *, least_is_best: bool = False) -> Order:
+    """Return the order of methods by values (seeds, k), a row a seed; NaN where there is none. k is at least two."""
+    known = np.isfinite(values)
+    total, seeds = np.where(known, values, 0.0).sum(0), known.sum(0)
+    mean = np.divide(total, seeds, out=np.full(len(seeds), math.nan), where=seeds > 0)
+    order = np.argsort(mean if least_is_best else -mean, kind="stable").tolist()
+    both = list(itertools.combinations(order, 2))
+    results = [difference(values[:, a] - values[:, b]) for a, b in both]
+    adjusted = holm([result.p for result in results])
+    apart = [pair for pair, p in zip(both, adjusted, strict=True) if p < LEVEL]
+    return Order(mean, order, apart, min(result.pairs for result in results))
 
 
 class Ranks(NamedTuple):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,10 +12,9 @@ import pandas as pd
 from fedfleet.report.groups import versions
 from fedfleet.report.settings import settings
 from fedfleet.report.sheet import Grid, blocks, fill, write
-from fedfleet.report.significance import LEVEL, Difference, Ranks, difference, holm, recovery
-from fedfleet.report.study_tables import DONE, SENT, Frame, Tables, combinations, paired, ranks
-from fedfleet.report.words import MISSING, count, joined, mean_sd, number, quantity, share
-from fedfleet.simulator.driver.evaluation import less_is_better
+from fedfleet.report.study_comparisons import gets_back, grids, verdict
+from fedfleet.report.study_tables import DONE, SENT, Frame, Tables, combinations, selected
+from fedfleet.report.words import MISSING, count, joined, mean_sd, number, plain_value, quantity, share
 
 NAMED = 12  # points that a sentence names at most; the table has them all
 
@@ -74,55 +73,16 @@ def _told(tables: Tables) -> Iterator[str]:
         of = ended[ended["label"] == label]
         ends = [of[of[key] == value][f"final/{metric}"].mean() for value in (first, last)]
         if np.isfinite(ends).all():
-            at = f"{number(ends[0])} at {key} = {_text(first)}, {number(ends[1])} at {_text(last)}"
+            at = f"{number(ends[0])} at {key} = {plain_value(first)}, {number(ends[1])} at {plain_value(last)}"
             yield f"{label}: mean final {metric} {at}."
+    yield from answers(tables)
+
+
+def answers(tables: Tables) -> Iterator[str]:
+    """Say who gets back what the first key costs the reference; rank the labels, or say that none can; say what intervals hold."""
     yield from gets_back(tables)
-
-
-class Recovered(NamedTuple):
-    """What a value of the first key costs the first label, and the share each other label gets back; NaN where no cost is clear."""
-
-    point: Mapping[str, Any]
-    cost: Difference
-    of: Mapping[str, float]
-
-
-def recovered(tables: Tables) -> list[Recovered]:
-    """Return it for every value of the first key but the first, which stands for no cost, at every point of the others."""
-    key, *others = tables.varied
-    base, *values = tables.varied[key]
-    first, *labels = tables.labels
-    column, result = f"final/{tables.metrics[0]}", []
-    sign = -1.0 if less_is_better(tables.metrics[0]) else 1.0
-    for point in combinations(tables, others):
-        of = _select(tables.study, point)
-        by_seed = _by_seed(of, key, column)
-        at = lambda label, value, by_seed=by_seed: sign * by_seed(label, value)  # noqa: E731
-        for value in values:
-            free, lost = at(first, base), at(first, value)
-            back = {label: recovery(at(label, value), lost, free) for label in labels}
-            result.append(Recovered({key: value, **point}, difference(free - lost), back))
-    return result
-
-
-def gets_back(tables: Tables) -> Iterator[str]:
-    """Say where the first key costs the first label most, and who gets how much of it back."""
-    first, *labels = tables.labels
-    if not labels or not tables.metrics or len(tables.varied[next(iter(tables.varied))]) < 2:
-        return
-    clear = [each for each in recovered(tables) if each.cost.clear and each.cost.mean > 0]
-    if not clear:
-        key = next(iter(tables.varied))
-        yield f"What {key} costs {first} lies within the spread of the seeds, so nobody can be said to get it back."
-        return
-    most = max(clear, key=lambda each: each.cost.mean)
-    where = joined([f"{key} = {_text(value)}" for key, value in most.point.items()])
-    back = {
-        label: most.of[label] for label in sorted(labels, key=lambda one: -most.of[one]) if np.isfinite(most.of[label])
-    }
-    said = joined([f"{label} {_part(part)}" for label, part in list(back.items())[:NAMED]])
-    lost = f"{most.cost.mean:.3f} ± {most.cost.half:.3f} of {tables.metrics[0]}"
-    yield f"{first} loses most at {where}: {lost}. Of that get back: {said}."
+    if (said := verdict(tables)) is not None:
+        yield said
 
 
 def never(tables: Tables) -> list[tuple[str, int, int]]:
@@ -187,11 +147,7 @@ def _tables(tables: Tables) -> Iterator[tuple[str, Grid | None]]:
     for metric in tables.metrics:
         yield f"Final {metric}", _plane(tables, metric)
     if tables.metrics:
-        yield f"What {next(iter(tables.varied))} costs", _costs(tables)
-        yield "Who gets it back", _recovery(tables)
-        yield "Labels compared", _compared(tables)
-        yield "Labels compared", _interaction(tables)
-        yield "Labels ranked", _ranking(tables)
+        yield from grids(tables)
     trials = list(zip(tables.study["label"], tables.runs, strict=True))
     of_labels = {label: [run for of, run in trials if run is not None and of == label] for label in tables.labels}
     yield "Settings", settings({label: runs for label, runs in of_labels.items() if runs}, tables.varied)
@@ -216,7 +172,7 @@ def _results(tables: Tables) -> Grid:
         done = of[of["status"].isin(DONE)]
         row = [
             label,
-            *(_text(v) for v in point.values()),
+            *(plain_value(v) for v in point.values()),
             f"{len(done)}" if len(done) == len(of) else f"{len(done)} of {len(of)}",
         ]
         for m in metrics:
@@ -251,11 +207,13 @@ def _plane(tables: Tables, metric: str) -> Grid | None:
     rows = []
     for label in tables.labels:
         for point in combinations(tables, others):
-            of = _select(tables.study[tables.study["label"] == label], point)
+            of = selected(tables.study[tables.study["label"] == label], point)
             result = [of[(of[key] == value) & of["status"].isin(DONE)] for value in tables.varied[key]]
-            rows.append([label, *map(_text, point.values()), *(mean_sd(f[f"final/{metric}"].tolist()) for f in result)])
+            rows.append(
+                [label, *map(plain_value, point.values()), *(mean_sd(f[f"final/{metric}"].tolist()) for f in result)]
+            )
     text = f"Final {metric} by {key}: mean ± sample standard deviation over seeds."
-    return Grid(["label", *others, *map(_text, tables.varied[key])], rows, text)
+    return Grid(["label", *others, *map(plain_value, tables.varied[key])], rows, text)
 
 
 def finals(tables: Tables) -> tuple[list[str], list[list[str]]]:
@@ -266,156 +224,19 @@ def finals(tables: Tables) -> tuple[list[str], list[list[str]]]:
     return [result.head[i] for i in keep], [[str(row[i]) for i in keep] for row in result.rows]
 
 
-def _costs(tables: Tables) -> Grid | None:
-    """Paired over seeds: each value of the first key less the first of its values."""
-    key, *others = tables.varied
-    base, *values = tables.varied[key]
-    if not values:
-        return None
-    metric, heads, result = tables.metrics[0], [], []
-    for label in tables.labels:
-        for point in combinations(tables, others):
-            of = _select(tables.study[tables.study["label"] == label], point)
-            heads.append([label, *map(_text, point.values())])
-            result.append([paired(of[of[key] == v], of[of[key] == base], f"final/{metric}") for v in values])
-    text = f"Final {metric} less that at {key} = {_text(base)}, {_PAIRED}"
-    return Grid(["label", *others, *map(_text, values)], _tested(heads, result), text)
-
-
-def _recovery(tables: Tables) -> Grid | None:
-    """The share of what the first label loses that each other label gets back."""
-    first, *labels = tables.labels
-    if not labels or len(tables.varied[next(iter(tables.varied))]) < 2:
-        return None
-    rows = [
-        [*map(_text, each.point.values()), _cell(each.cost, 1.0), *(_part(each.of[label]) for label in labels)]
-        for each in recovered(tables)
-    ]
-    text = (
-        f"What each label gets back of what {first} loses in final {tables.metrics[0]}: 100 % where it loses nothing. Given where "
-        f"the 95 % interval of the loss leaves out 0."
-    )
-    return Grid([*tables.varied, f"{first} loses", *labels], rows, text)
-
-
-def _part(value: float) -> str:
-    return f"{100 * value:.0f} %" if np.isfinite(value) else MISSING
-
-
-def _compared(tables: Tables) -> Grid | None:
-    """Paired over seeds: each label less the first one."""
-    first, *labels = tables.labels
-    if not labels:
-        return None
-    metric, heads, result = tables.metrics[0], [], []
-    for point in combinations(tables, list(tables.varied)):
-        of = _select(tables.study, point)
-        heads.append([*map(_text, point.values())])
-        base = of[of["label"] == first]
-        result.append([paired(of[of["label"] == label], base, f"final/{metric}") for label in labels])
-    text = f"Final {metric} of each label less that of {first}, {_PAIRED}"
-    return Grid([*tables.varied, *labels], _tested(heads, result), text)
-
-
-def _interaction(tables: Tables) -> Grid | None:
-    """Differences of differences, paired over seeds: what the first key costs each label less what it costs the first label."""
-    key, *others = tables.varied
-    base, *values = tables.varied[key]
-    first, *labels = tables.labels
-    if not values or not labels:
-        return None
-    metric, heads, result = tables.metrics[0], [], []
-    for label in labels:
-        for point in combinations(tables, others):
-            of = _select(tables.study, point)
-            heads.append([label, *map(_text, point.values())])
-            result.append([_doubly(of, key, value, base, label, first, f"final/{metric}") for value in values])
-    text = (
-        f"What each label gains from {key} = {_text(base)} to another value, less what {first} gains, in final {metric}: 0 where "
-        f"it costs both alike; {_PAIRED}"
-    )
-    return Grid(["label", *others, *map(_text, values)], _tested(heads, result), text)
-
-
-def _by_seed(of: Frame, key: str, column: str) -> Callable[[str, Any], np.ndarray]:
-    """Return what gives a column of a label at a value of the key (seeds,), NaN where there is none."""
-    by = of.set_index(["label", key, "seed"])[column].astype(float)
-    seeds = sorted(set(of["seed"]))
-    return lambda label, value: np.array([by.get((label, value, seed), np.nan) for seed in seeds])
-
-
-def _doubly(of: Frame, key: str, value: Any, base: Any, label: str, first: str, column: str) -> np.ndarray:
-    at = _by_seed(of, key, column)
-    return (at(label, value) - at(label, base)) - (at(first, value) - at(first, base))
-
-
-_PAIRED = (
-    "paired by seed: mean ± half the width of its 95 % t-interval. A * marks p below 0.05 after Holm's correction for all "
-    "differences of this table; the intervals are not widened."
-)
-
-
-def _tested(heads: Sequence[Sequence[str]], values: Sequence[Sequence[np.ndarray]]) -> list[list[str]]:
-    """Return rows of cells, with a star where Holm's correction over the whole table leaves a difference significant."""
-    rows = [[difference(cell) for cell in row] for row in values]
-    adjusted = iter(holm([cell.p for row in rows for cell in row]))
-    return [[*head, *(_cell(cell, next(adjusted)) for cell in row)] for head, row in zip(heads, rows, strict=True)]
-
-
-def _cell(result: Difference, p: float) -> str:
-    if not np.isfinite(result.mean):
-        return MISSING
-    star = " *" if p < LEVEL else ""
-    return f"{result.mean:+.3f}" + (f" ± {result.half:.3f}{star}" if np.isfinite(result.half) else "")
-
-
-def _ranking(tables: Tables) -> Grid | None:
-    result = ranks(tables, tables.metrics[0])
-    if result is None:
-        return None
-    rows = [[tables.labels[i], f"{result.mean[i]:.2f}"] for i in result.order]
-    return Grid(["label", "mean rank"], rows, _verdict(tables, result), words=True)
-
-
-def _verdict(tables: Tables, result: Ranks) -> str:
-    """Say in words what ranks show, or that they show nothing."""
-    test = (
-        f"Friedman's test over {result.conditions} conditions: chi-square {result.statistic:.2f}, p = {result.p:.2g}."
-    )
-    if result.p >= LEVEL:
-        return f"{test} That does not tell the labels apart: their order may be chance."
-    best, last = result.order[0], result.order[-1]
-    near = [i for i in result.order[1:] if result.mean[i] - result.mean[best] <= result.distance]
-    apart = f"Mean ranks that differ by more than {result.distance:.2f} differ (Nemenyi, 5 %)."
-    if last in near:
-        return f"{test} {apart} No two labels do: more conditions are needed to say which."
-    with_it = f", and cannot be told from {joined([tables.labels[i] for i in near])}" if near else ", before all others"
-    return f"{test} {apart} {tables.labels[best]} ranks first{with_it}."
-
-
 def _points(tables: Tables) -> Iterator[tuple[str, dict[str, Any], Frame]]:
     """Every label at every combination of values, and its trials."""
     for label in tables.labels:
         of = tables.study[tables.study["label"] == label]
         for point in combinations(tables, list(tables.varied)):
-            yield label, point, _select(of, point)
-
-
-def _select(rows: Frame, point: dict[str, Any]) -> Frame:
-    for key, value in point.items():
-        rows = rows[rows[key] == value]
-    return rows
+            yield label, point, selected(of, point)
 
 
 def _name(tables: Tables, row: Any) -> str:
     return ", ".join(
-        [row["label"], *(f"{k.split('.')[-1]} = {_text(row[k])}" for k in tables.varied), f"seed {row['seed']}"]
+        [row["label"], *(f"{k.split('.')[-1]} = {plain_value(row[k])}" for k in tables.varied), f"seed {row['seed']}"]
     )
 
 
 def _said(name: str) -> str:
     return name.replace("_", " ")
-
-
-def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, int | float) else str(value)

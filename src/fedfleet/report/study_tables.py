@@ -70,6 +70,20 @@ class Tables:
     curves: Frame
     participation: Frame
     runs: Sequence[Run | None]
+    compared_with: str | None = None
+    """The label that the others are compared with; the first one if None."""
+    sought: float | None = None
+    """A difference of the first metric for which the seeds are told that it would need."""
+
+    @property
+    def reference(self) -> str:
+        """The label that the others are compared with."""
+        return self.labels[0] if self.compared_with is None else self.compared_with
+
+    @property
+    def other_labels(self) -> list[str]:
+        """The labels but the reference."""
+        return [label for label in self.labels if label != self.reference]
 
     @property
     def sent(self) -> Sequence[str]:
@@ -94,8 +108,13 @@ class Tables:
             parquet.write(getattr(self, name), folder / f"{name}.parquet")
 
 
-def collect(entries: Sequence[Entry], varied: Mapping[str, Sequence[Any]], target: Target | None) -> Tables:
-    """Read the trials in their order. Raises ValueError on a file that cannot be read."""
+def collect(
+    entries: Sequence[Entry],
+    varied: Mapping[str, Sequence[Any]],
+    target: Target | None,
+    reference: str | None = None,
+) -> Tables:
+    """Read the trials in their order; labels are compared with the reference. Raises ValueError on a file that cannot be read."""
     words = {
         key: dict(zip(map(plain, values), names(values), strict=True))
         for key, values in varied.items()
@@ -126,6 +145,7 @@ def collect(entries: Sequence[Entry], varied: Mapping[str, Sequence[Any]], targe
         pd.concat(curves, ignore_index=True) if curves else pd.DataFrame(),
         pd.concat(counts, ignore_index=True) if counts else pd.DataFrame(),
         runs,
+        reference,
     )
 
 
@@ -216,6 +236,13 @@ def paired(these: Frame, those: Frame, column: str) -> np.ndarray:
     """Differences of a column, these less those, over the seeds for which both have a value."""
     both = these.set_index("seed")[column].astype(float) - those.set_index("seed")[column].astype(float)
     return both.dropna().to_numpy()
+
+
+def selected(rows: Frame, point: Mapping[str, Any]) -> Frame:
+    """Return the rows at a point: values of varied keys."""
+    for key, value in point.items():
+        rows = rows[rows[key] == value]
+    return rows
 
 
 def combinations(tables: Tables, keys: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -79,3 +79,8 @@ def span(least: float, middle: float, most: float) -> str:
 def count(many: int, word: str) -> str:
     """'1 run', '2 runs'."""
     return f"{many:,} {word}" + ("s" if many != 1 else "")
+
+
+def plain_value(value: Any) -> str:
+    """A value of a configuration: a number as short as it is, anything else as text."""
+    return f"{value:g}" if isinstance(value, int | float) else str(value)

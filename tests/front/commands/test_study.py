@@ -29,7 +29,7 @@ TINY = {
 }  # fmt: skip
 VARY = ["availability.rate=1.0,0.2"]
 SILENT = Progress.silent()
-TABLES = ("study", "curves", "participation")
+TABLES = ("study", "curves", "participation", "comparisons")
 
 
 def run(out, config=TINY, vary=VARY, seeds=2, target="eval/auc=0.635", jobs=1, overrides=None):
@@ -366,6 +366,7 @@ REFUSED = [
     (["--vary", "algorithm=fedavg"], "vary.algorithm=['fedavg']"),
     ([*GIVEN, "--seeds", "0"], "Invalid value for '--seeds': "),
     ([*GIVEN, "--target", "eval/acu=0.9"], "--target='eval/acu': unknown; did you mean 'eval/auc'?"),
+    ([*GIVEN, "--reference", "OME"], "--reference='OME': unknown; did you mean 'ONE'?"),
     ([*GIVEN, "--target", "0.9"], "--target='0.9'"), ([*GIVEN, "--executor", "ray"], "--executor 'ray'"),
     ([*GIVEN, "--executor", "config", "--jobs", "2"], "--jobs 2"),
 ]  # fmt: skip

@@ -127,6 +127,15 @@ def test_a_comparison_in_words_ranks_labels_and_pools_no_code(tmp_path: Path) ->
     ]
     alone = {label: groups[label] for label in ("mine (source aaaaaaaa)", "label B")}
     assert "There is one seed a label" in overview.of_comparison(alone)[-1]
+    for seed in (0, 1, 2):
+        for label in ("A", "B"):
+            final = {"eval/accuracy": 0.5 + (label == "B") * 0.1 + seed / 10 + seed * (label == "B") / 1000}
+            summary = {"status": "finished", "label": label, "final": final}
+            make_run(tmp_path / "paired" / label / str(seed), config={"seed": seed}, summary=summary)
+    paired = grouped([read(path.parent) for path in sorted((tmp_path / "paired").glob("*/*/rounds.parquet"))])
+    assert overview.of_comparison(paired)[2].startswith(
+        "By final accuracy, the order is B (0.701), A (0.6), the best first: "
+    )
     table = settings(groups)
     assert table is not None
     assert list(table.head) == ["setting", "label A", "label B", "mine (source aaaaaaaa)", "mine (source bbbbbbbb)"]
