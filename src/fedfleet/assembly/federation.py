@@ -147,7 +147,7 @@ def _dealt(x: Loaded, config: Config, task: Task, written: frozenset[str]) -> Po
 
 def _vectors(config: Config, task: Task) -> ClientFeatures:
     """Return what clients make of the model they are grouped by, which is the same for runs of every seed."""
-    z = task.init(config.population.partition_seed)
+    z = task.init(config.partition_seed)
     return ClientFeatures(
         task, z if config.warm_start is None else weights.load_model(Path(config.warm_start), z, task)
     )

@@ -134,15 +134,18 @@ def prepare(study: Study, progress: Progress, check: Callable[[Experiment], None
         progress.say(line)
     data: dict[str, Data] = {}
     resolved: dict[str, dict[str, Any]] = {}
-    for trial in sweep.distinct(study.trials):
+    for trial in sweep.to_check(study.trials):
         experiment = campaign.prepare(trial, data)
         names = experiment.metric_names()
         if study.target is not None and study.target.metric not in names:
             raise ConfigError(unknown("--target", study.target.metric, names))
         if check is not None:
             check(experiment)
-        resolved[trial.name] = experiment.config.model_dump(mode="json")
-    return Prepared(study, tuple({**resolved[t.name], "seed": t.config.seed} for t in study.trials), data)
+        resolved[trial.place] = experiment.config.model_dump(mode="json")
+    first = {trial.name: resolved[trial.place] for trial in sweep.distinct(study.trials)}
+    return Prepared(
+        study, tuple({**resolved.get(t.place, first[t.name]), "seed": t.config.seed} for t in study.trials), data
+    )
 
 
 def describe(prepared: Prepared, out: Path | None) -> Iterator[str]:

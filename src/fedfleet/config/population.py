@@ -37,7 +37,7 @@ def data_key(config: Config) -> str:
     """Return what decides the data: configurations with equal keys can share what `load_data` gives."""
     p = config.population
     mine = isinstance(p.dataset, ByPath)
-    own = [p.clients, p.partition_seed] if mine or p.dataset.name in FEDERATED else []
+    own = [p.clients, config.partition_seed] if mine or p.dataset.name in FEDERATED else []
     own += [config.code_dir] if mine else []
     return json.dumps([p.dataset.model_dump(mode="json"), p.data_dir, *own], sort_keys=True)
 
@@ -50,7 +50,7 @@ def load_data(config: Config) -> Data:
     if (here := place(config, "population.dataset")) is not None:
         data = of_place(config, here, data_dir(p.data_dir))
     else:
-        data = DATASETS.build(p.dataset, Asked(data_dir(p.data_dir), p.clients, p.partition_seed))
+        data = DATASETS.build(p.dataset, Asked(data_dir(p.data_dir), p.clients, config.partition_seed))
     if isinstance(data, FederatedDataset):
         check_undealt(config, name)
     return data
@@ -110,7 +110,7 @@ def make_population(config: Config, data: Data, vectors: ClientFeatures | None =
     if kind != "given":
         check_grouped(f"domains={kind!r}", clients.size)
     try:
-        return config.domains.group(clients, config.population.partition_seed, vectors)
+        return config.domains.group(clients, config.partition_seed, vectors)
     except ValueError as e:
         raise ConfigError(f"domains={kind!r}: {one_line(e)}") from None
 
@@ -193,7 +193,7 @@ def with_held_out(config: Config, population: Population, algorithm: Algorithm) 
             f"population.held_out={share:g}: there are clients with {least} example{'s' * (least != 1)}, of two or more one is "
             f"held out: raise population.partition.min_size, or lower population.clients"
         )
-    return HeldOut(population, share, config.population.partition_seed)
+    return HeldOut(population, share, config.partition_seed)
 
 
 def check_source_share(task: Task, population: Population) -> None:
@@ -239,7 +239,7 @@ def dealt(config: Config, data: Dataset) -> Partition:
     p, examples, chosen = config.population, data.train, config.population.partition
     clients, apart = chosen.clients(p.clients), targets(config, data)
     try:
-        return chosen.split(examples.y, examples.domain, clients, p.partition_seed, apart)
+        return chosen.split(examples.y, examples.domain, clients, config.partition_seed, apart)
     except DataError:
         raise
     except ValueError as e:

@@ -35,7 +35,7 @@ def parted(config: Config, data: Data) -> tuple[Data, InMemoryPopulation | None]
         raise ConfigError(
             f"population.root.examples={root.examples}: of domains.target the server would have no labels: leave one of them out"
         )
-    key = rng.fold(rng.key(config.population.partition_seed), "root")
+    key = rng.fold(rng.key(config.partition_seed), "root")
     out = torch.zeros(len(data.train), dtype=torch.bool)
     for of, rows, wanted in _kinds(root, data.train):
         if wanted > len(rows):

@@ -90,8 +90,9 @@ class Population(Options):
     """Number of clients, N; 100 if not given. Clients on disk are as many as there are."""
     partition: Annotated[Any, PARTITIONS] = PARTITIONS.make()
     """How examples are dealt to clients: kind, and its options. Not for data sets that come in clients."""
-    partition_seed: Seed = 0
-    """Seed of the partition, or of synthetic clients; apart from ``seed``, so that runs of several seeds share their clients."""
+    partition_seed: Seed | Literal["seed"] = 0
+    """Seed of the partition, or of synthetic clients; apart from ``seed``, so that runs of several seeds share their clients.
+    ``seed``: that of the run, so that every seed deals anew, and means over seeds hold the variance of partitions, too."""
     held_out: float = Field(default=0.0, ge=0, le=0.9)
     """Share of every client's examples that its work never sees: ``evaluation.per_client`` measures on these, the global model and
     each client's own, where an algorithm or fine-tuning gives it one. Drawn by ``partition_seed``."""
@@ -167,6 +168,11 @@ class Config(Options):
     """Dotted key -> values: run every combination, for each label of ``compare`` and every seed."""
     tune: Tuning | None = None
     """Search for the best values of some keys, with ``fedfleet tune``."""
+
+    @property
+    def partition_seed(self) -> int:
+        """The seed of the partition as a number."""
+        return self.seed if self.population.partition_seed == "seed" else self.population.partition_seed
 
 
 SECTIONS = dict(sections(Config))

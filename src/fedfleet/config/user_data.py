@@ -45,7 +45,7 @@ def of_place(config: Config, here: Place, folder: Path) -> Data:
             check_population(x.population)
         result.append(x)
 
-    made(config, here, check, clients=p.clients, seed=p.partition_seed, data_dir=folder)
+    made(config, here, check, clients=p.clients, seed=config.partition_seed, data_dir=folder)
     return result[0]
 
 

@@ -24,7 +24,7 @@ from fedfleet.experiments.resume import resume as go_on
 from fedfleet.experiments.run import Run
 from fedfleet.experiments.runfolder import check_free, claim
 from fedfleet.experiments.runs import Runs
-from fedfleet.experiments.sweep import Trial, distinct, left_out, naming, planned
+from fedfleet.experiments.sweep import Trial, distinct, left_out, naming, planned, to_check
 from fedfleet.experiments.workers import Workers
 from fedfleet.files.documents import is_there
 from fedfleet.files.summary import SUMMARY, checked_summary, summary_of
@@ -79,7 +79,7 @@ def run(config: Config, out: Path, progress: Progress, jobs: int = 1, *, report:
     else:
         for line in [f"checking {len(plan)} runs", *left_out(plan)]:
             progress.say(line)
-        for trial in distinct(plan):
+        for trial in to_check(plan):
             prepare(trial, loaded)
         _note(config, claim(out))
         done = _in_processes(plan, out, progress, jobs) if jobs > 1 else _in_turn(plan, out, [progress], loaded)
@@ -129,7 +129,7 @@ def run_all(config: Config, out: Path, callbacks: Sequence[Callback], own: Mappi
         check_free(out)
     for line in left_out(plan):
         say(line)
-    for trial in distinct(plan):
+    for trial in to_check(plan):
         prepare(trial, loaded, own)
     _note(config, out if goes_on else claim(out))
     now = parts(**own).describe()

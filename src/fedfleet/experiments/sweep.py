@@ -169,6 +169,12 @@ def distinct(plan: Sequence[Trial]) -> list[Trial]:
     return list(result.values())
 
 
+def to_check(plan: Sequence[Trial]) -> list[Trial]:
+    """Return the trials to check before any starts: the first of every name, and all whose seed deals their clients anew."""
+    first = {trial.place for trial in distinct(plan)}
+    return [trial for trial in plan if trial.place in first or trial.config.population.partition_seed == "seed"]
+
+
 def _refuse_own_keys(where: str, overrides: Mapping[str, Any]) -> None:
     for key, value in overrides.items():
         if fix := OWN_KEYS.get(key.split(".")[0]):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedfleet.report import verdicts
+from fedfleet.report import variance, verdicts
 from fedfleet.report.settings import OF_THEOREMS
 from fedfleet.report.tables import Run, completed_counts
 from fedfleet.report.words import count, duration, joined, mean_sd, number, quantity, share, span, whole
@@ -56,6 +56,8 @@ def of_comparison(groups: Mapping[str, Sequence[Run]]) -> list[str]:
     told += (
         [f"Under attack: {'; '.join(f'“{label}” ({said})' for label, said in attacked.items())}."] if attacked else []
     )
+    if (varies := variance.held(runs)) is not None:
+        told.append(varies)
     if len(seeds) < 2:
         told.append("There is one seed a label: no spread can be told, and a difference may be chance.")
     return told

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedfleet.report import variance
 from fedfleet.report.groups import versions
 from fedfleet.report.settings import settings
 from fedfleet.report.sheet import Grid, blocks, fill, write
@@ -83,6 +84,8 @@ def answers(tables: Tables) -> Iterator[str]:
     yield from gets_back(tables)
     if (said := verdict(tables)) is not None:
         yield said
+    if (varies := variance.held([run for run in tables.runs if run is not None])) is not None:
+        yield varies
 
 
 def never(tables: Tables) -> list[tuple[str, int, int]]:

@@ -137,6 +137,29 @@ def test_the_same_command_gives_the_same_tables_by_any_jobs(done, tmp_path, jobs
     check_same(tmp_path / "again", done)
 
 
+def test_every_seed_may_deal_anew_and_a_difference_may_be_sought(config, tmp_path, command):
+    of = ["study", config, "compare=null", "population.partition_seed=seed", "--vary", VARY[0], "--jobs", "1"]
+    of += ["--seeds", "2", "--power", "0.05", "--out", str(tmp_path / "study")]
+    status, said, error = command(*of)
+    assert status == 0, error
+    assert "Every seed deals the clients anew (population.partition_seed: seed)." in said
+    assert "value less the first" in said
+    status, _, error = command(*of)  # again: each trial is what it was
+    assert status == 0, error
+    assert "4 of 4 trials are finished already" in error
+    trials = tmp_path / "study" / "trials"
+    given = {
+        "compare": None,
+        "availability.rate": 1.0,
+        "executor.kind": "local",
+        "seed": 1,
+        "population.partition_seed": 1,
+    }
+    alone = fedfleet.run(load(TINY, given), out=tmp_path / "alone")
+    there = fedfleet.open_run(trials / "rate-1.0" / "seed-1")
+    assert there.summary["final"] == alone.summary["final"]
+
+
 def test_finished_trials_are_kept_and_the_rest_is_run(done, tmp_path, monkeypatch):
     out = tmp_path / "study"
     shutil.copytree(done, out)

@@ -14,7 +14,7 @@ import torch
 import yaml
 
 import fedfleet
-from fedfleet.config.population import data_key, load_data
+from fedfleet.config.population import data_key, load_data, make_population
 from fedfleet.datasets.examples import Examples
 from fedfleet.datasets.synthetic import SyntheticPopulation
 from fedfleet.simulator.arithmetic import rng
@@ -192,6 +192,23 @@ def test_trials_share_the_data_they_can():
     assert data_key(synthetic) == data_key(fedfleet.load(SMALL, {"seed": 3}))
     for other in ({"population.clients": 5}, {"population.partition_seed": 1}, {"population.dataset.alpha": 1.0}):
         assert data_key(synthetic) != data_key(fedfleet.load(SMALL, other))
+
+
+def test_every_seed_may_deal_its_clients_anew():
+    def dealt(**given):
+        config = fedfleet.load({"population.clients": 10, "population.partition": "dirichlet", **given})
+        return make_population(config, load_data(config))
+
+    one, same, other = (
+        dealt(**{"seed": seed, "population.partition_seed": of}) for seed, of in ((1, "seed"), (0, 1), (2, "seed"))
+    )
+    assert torch.equal(one.indices, same.indices)
+    assert torch.equal(one.offsets, same.offsets)
+    assert not torch.equal(one.indices, other.indices)
+    anew = fedfleet.load(SMALL, {"population.partition_seed": "seed", "seed": 3})
+    assert data_key(anew) == data_key(fedfleet.load(SMALL, {"population.partition_seed": 3}))
+    with pytest.raises(fedfleet.ConfigError, match=r"population\.partition_seed='seeds'"):
+        fedfleet.load({"population.partition_seed": "seeds"})
 
 
 def test_synthetic_data_are_the_same_for_every_seed_of_the_run():

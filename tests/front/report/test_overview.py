@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedfleet.report import overview
+from fedfleet.report import overview, variance
 from fedfleet.report.groups import grouped
 from fedfleet.report.meanings import OF_TASK, meaning
 from fedfleet.report.settings import settings
@@ -55,6 +55,24 @@ def test_a_run_in_words(tmp_path: Path) -> None:
         "The server saw sums of clients' updates alone (secure aggregation). "
         "It was attacked: sign_flip by 20 % of the clients.",
     ]
+
+
+def test_it_is_said_which_variance_intervals_hold(tmp_path: Path) -> None:
+    def held(of: Any, dealt: bool = True, **changes: Any) -> str:
+        population = {**CONFIG["population"], "partition_seed": of}
+        place = tmp_path / f"{of}{dealt}{len(changes)}"
+        given: list[dict[str, Any]] = [{"population": population, "seed": seed, **changes} for seed in (0, 1)]
+        found = variance.held([run(place / str(i), one, {"dealt": dealt}) for i, one in enumerate(given)])
+        assert found is not None
+        return found
+
+    assert "initial models, cohorts, who is online, batches and partitions. Every seed deals" in held("seed")
+    assert "batches. The partition is the same for all seeds (population.partition_seed = 3)" in held(3)
+    assert "The clients are those of the data" in held(0, dealt=False)
+    assert "initial models" not in held(0, warm_start="model.safetensors")
+    assert variance.held([run(tmp_path / "alone")]) is None
+    groups = grouped([run(tmp_path / "seed" / s, {"seed": int(s)}) for s in "01"])
+    assert sum("The partition is the same" in line for line in overview.of_comparison(groups)) == 1
 
 
 COSINE = {"kind": "cosine", "every": None, "rounds": 9}

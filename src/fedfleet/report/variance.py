@@ -1,0 +1,34 @@
+"""Variance that intervals over seeds hold, in words: what differs from seed to seed, and whether clients do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedfleet.report.tables import Run
+from fedfleet.report.words import joined, plain_value
+
+KEY = "population.partition_seed"
+PAIRED = "seed"
+"""The value of the key with which every seed deals its clients anew."""
+
+
+def held(runs: Sequence[Run]) -> str | None:
+    """Return the sentences; None where runs have one seed, or nothing says how clients were dealt."""
+    kept = [run for run in runs if isinstance(run.config.get("population"), dict)]
+    if not kept or len({run.seed for run in kept}) < 2:
+        return None
+    first = [] if all(run.config.get("warm_start") for run in kept) else ["initial models"]
+    varying = [*first, "cohorts", "who is online", "batches"]
+    dealt = {plain_value(run.config["population"].get("partition_seed", 0)) for run in kept}
+    if dealt == {PAIRED}:
+        varying.append("partitions")
+        how = f"Every seed deals the clients anew ({KEY}: {PAIRED})."
+    elif all(run.summary.get("dealt") is False for run in kept):
+        how = "The clients are those of the data, the same for all seeds: intervals say nothing of other clients."
+    else:
+        at = joined(sorted(dealt))
+        how = (
+            f"The partition is the same for all seeds ({KEY} = {at}): intervals say nothing of other partitions. "
+            f"{KEY}: {PAIRED} deals anew for every seed."
+        )
+    return f"Spreads and intervals over seeds hold the variance of {joined(varying)}. {how}"
