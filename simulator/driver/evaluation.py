@@ -33,6 +33,8 @@ AIMED_AT = {"attack": "test", "all_attack": "all"}
 """Splits of the examples that an attack is aimed at, with the labels that it wants, and of which they are."""
 TESTED = ("test", "all")
 """Splits of which is told what a model says of each class; the later one of those that are there counts."""
+CLASSES = 1000
+"""Classes above which recall is not told of each at every evaluation."""
 CHUNK = 500  # fixed, since the chunk decides the bits
 
 
@@ -131,6 +133,23 @@ def confusions(task: Task, outputs: Tree, data: Mapping[str, Tensor]) -> dict[st
     columns = {name: column[y >= 0] for name, column in columns.items()}  # not those that are left out
     rows, counts = torch.stack(list(columns.values()), 1).long().unique(dim=0, return_counts=True)
     return dict(zip(columns, rows.T, strict=True)) | {"examples": counts}
+
+
+def recalls(classes: Mapping[str, Tensor], size: int) -> dict[str, Tensor]:
+    """Return of what ``confusions`` says, by class (k,): "examples", and "recall" and "precision" float64, NaN where of none.
+
+    k is ``size`` at least; nothing comes back where it is above ``CLASSES``.
+    """
+    label, said, examples = (classes[name] for name in ("label", "predicted", "examples"))
+    size = max([size, *(int(column.max()) + 1 for column in (label, said) if len(column))])
+    if size > CLASSES or (len(label) and int(said.min()) < 0):
+        return {}
+    right = (label == said).long() * examples
+    of, taken, found = (
+        torch.zeros(size, dtype=torch.int64).index_add_(0, where, rows)
+        for where, rows in ((label, examples), (said, examples), (label, right))
+    )
+    return {"examples": of, "recall": found.double() / of, "precision": found.double() / taken}
 
 
 def says_classes(task: Task) -> bool:

@@ -67,7 +67,7 @@ class Run:
         return f"Run({str(self.folder)!r}: {ended}{metrics and f', {metrics}'})"
 
     def table(self, name: str) -> pd.DataFrame:
-        """Return a table of the run folder: "rounds", "phases" or "outcomes", if there "clients", "domains" or "classes".
+        """Return a table of the run folder: "rounds", "phases" or "outcomes", if there "clients", "domains", "classes" or "recall".
 
         Raises FileNotFoundError where there is none, ConfigError for one that cannot be read.
         """
@@ -81,6 +81,24 @@ class Run:
     def rounds(self) -> pd.DataFrame:
         """Return ``rounds.parquet``, a row a round."""
         return self.table("rounds")
+
+    def by_participation(self) -> pd.DataFrame:
+        """Return metrics of clients grouped by how many rounds of the run they completed, a row an evaluation and group.
+
+        Groups are "never", and "rarely", "sometimes" and "often", the thirds of the others; "mean of clients" counts each client
+        once, "participation-weighted" as often as it completed a round. Raises ConfigError for a run without
+        ``evaluation.per_client``.
+        """
+        from fedfleet.report import participation_groups
+        from fedfleet.report.figures import client_metrics
+        from fedfleet.report.tables import read
+
+        run = read(self.folder)
+        if not (columns := client_metrics(run)):
+            raise ConfigError(
+                f"{self.folder}: no client was measured by itself: set evaluation.per_client=true in a new run"
+            )
+        return participation_groups.frame(run, columns)
 
     def model(self, which: Literal["last", "best", "base"] = "last") -> nn.Module:
         """Return the task's net, as it is made, with the weights of the last or of the best model, in eval mode.

@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from fedfleet.config.reading import check_free
 from fedfleet.config.trust import dumped
 from fedfleet.experiments.checkpoint import Checkpoints
-from fedfleet.experiments.tables import Tables
+from fedfleet.experiments.tables import Tables, named
 from fedfleet.files import parquet
 from fedfleet.files.documents import json_lines, json_of
 from fedfleet.files.summary import SUMMARY, write_summary
@@ -228,9 +228,19 @@ class RunFolder:
             save_file({"images": ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)}, scratch)
         self._seal()
 
-    def keep_classes(self, rounds: int, classes: Mapping[str, torch.Tensor]) -> None:
-        """Write what the model after so many rounds says of the test examples of each class."""
-        frame = pd.DataFrame({"rounds": rounds, **{name: column.numpy() for name, column in classes.items()}})
+    def keep_classes(
+        self,
+        rounds: int,
+        classes: Mapping[str, torch.Tensor],
+        called: Sequence[str] = (),
+        domains: Sequence[str] = (),
+    ) -> None:
+        """Write what the model after so many rounds says of the test examples of each class; names beside numbers, where known."""
+        columns: dict[str, Any] = {"rounds": rounds, **{name: column.numpy() for name, column in classes.items()}}
+        for column, names in (("domain", domains), ("label", called), ("predicted", called)):
+            if column in classes and names:
+                columns[f"{column}_name"] = named(classes[column].tolist(), names)
+        frame = pd.DataFrame(columns)
         with self.writing():
             parquet.write(frame, self.folder / "classes.parquet")
 

@@ -22,7 +22,7 @@ from fedfleet.middleware.secure_aggregation import wrap as secured
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.driver.client_metrics import ClientMetrics
 from fedfleet.simulator.driver.codec import encode
-from fedfleet.simulator.driver.evaluation import Measured, Measurement, improved, says_classes, summarised
+from fedfleet.simulator.driver.evaluation import Measured, Measurement, improved, recalls, says_classes, summarised
 from fedfleet.simulator.driver.records import PhaseRecord
 from fedfleet.simulator.driver.server import model
 from fedfleet.simulator.driver.simulate import RoundAborted, RoundRecord, play, start
@@ -178,7 +178,7 @@ class Runner:
                 if last or x.config.until is not None:
                     self._ask(self.stopping.until(self._settle()))
             else:
-                self._enter(record, {})
+                self._enter(record, Measured({}, {}))
                 if self.stop is not None:
                     self._evaluate_again(executor)
             every_s = x.config.checkpoint.every_s
@@ -239,11 +239,11 @@ class Runner:
     def _evaluate_again(self, executor: Executor) -> None:
         """Evaluate the round of the checkpoint, whose evaluation was under way."""
         evaluation = self._measure(executor, self.at.index - 1)
-        metrics, domains, _ = self._result(evaluation, self.at.state, self.at.index)
-        self._enter_domains(self.at.index - 1, domains)
-        self.folder.tables.measured(metrics)
+        result = self._result(evaluation, self.at.state, self.at.index)
+        self._enter_each(self.at.index - 1, result)
+        self.folder.tables.measured(result.metrics)
         self.unevaluated = False
-        self._ask_early(self.told.evaluation(self.at.index, metrics))
+        self._ask_early(self.told.evaluation(self.at.index, result.metrics))
 
     def _evaluate_clients(self, executor: Executor, index: int | None) -> ClientMetrics | None:
         """Evaluate clients on their own data, and enter that after round ``index``."""
@@ -259,9 +259,9 @@ class Runner:
         if self.held is None:
             return {}
         record, evaluation = self.held
-        metrics, domains, _ = self._result(evaluation, record.state, record.index + 1)
-        self._enter(record, metrics, domains)
-        return metrics
+        result = self._result(evaluation, record.state, record.index + 1)
+        self._enter(record, result)
+        return result.metrics
 
     def _result(self, evaluation: _Evaluation, state: Any, rounds: int) -> Measured:
         """Wait for the evaluation of the state after so many rounds; write its model if no earlier one was as good."""
@@ -276,7 +276,7 @@ class Runner:
         if self._is_best(metrics):
             last = bool(rounds % self.x.config.evaluation.every)
             self.folder.keep_best(self.x.algorithm.views["global"].params(state), provisional=last)
-        return Measured(metrics, domains)
+        return Measured(metrics, domains, self.classes)
 
     def _is_best(self, metrics: Mapping[str, float]) -> bool:
         """Enter an evaluation, and say whether its model is the best by what models are selected by."""
@@ -289,16 +289,18 @@ class Runner:
             self.selected = metrics
         return name in better
 
-    def _enter_domains(self, index: int, domains: Mapping[str, torch.Tensor]) -> None:
-        if domains:
-            with self.folder.writing():
-                self.folder.tables.add_each("domains", index, domains)
+    def _enter_each(self, index: int, result: Measured) -> None:
+        """Enter what was measured of every domain, and of every class."""
+        with self.folder.writing():
+            if result.domains:
+                self.folder.tables.add_each("domains", index, result.domains, self.x.domain_names)
+            if result.classes and (each := recalls(result.classes, self.x.examples.get("classes", 0))):
+                self.folder.tables.add_each("recall", index, each, self.x.names.classes)
 
-    def _enter(
-        self, record: RoundRecord, metrics: Mapping[str, float], domains: Mapping[str, torch.Tensor] | None = None
-    ) -> None:
+    def _enter(self, record: RoundRecord, result: Measured) -> None:
+        metrics = result.metrics
         with put_off():
-            self._enter_domains(record.index, domains or {})
+            self._enter_each(record.index, result)
             row = self.folder.add(record, metrics)
             self.held, self.unevaluated = None, False
         asked = self.told.round(row, [p.counts for p in record.phases])
@@ -349,7 +351,7 @@ class Runner:
         if classes is None and says_classes(x.task):  # this process went on with a run that had come to its end
             classes = Measurement(executor, x.task, z, {"test": x.evaluation["test"]}).result().classes
         if classes is not None:
-            self.folder.keep_classes(self.at.index, classes)
+            self.folder.keep_classes(self.at.index, classes, self.x.names.classes, self.x.domain_names)
         return {f"eval/{name}": value for name, value in result.metrics.items()}
 
     def _newest(self) -> Mapping[str, float]:

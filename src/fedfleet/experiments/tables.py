@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,13 @@ WHOLE = dict.fromkeys(COUNTS, "int64")
 PLACE = {"round": "int64", "phase": "str", "attempt": "int64"}
 PHASES = PLACE | WHOLE | {"virtual_s": "float64", "train_loss": "float64"}
 OUTCOMES = PLACE | {"client": "int64", "outcome": "str", "virtual_s": "float64"}
-EACH = ("clients", "domains")
+EACH = {"clients": "client", "domains": "domain", "recall": "label"}
+"""Tables of a row each of something, and the column that says of which."""
 NAMES = np.array([f.name.lower() for f in sorted(Outcome)])
 
 
 class Tables:
-    """Rows in memory, but for outcomes, clients and domains, which are many; ``flush`` writes all of them.
+    """Rows in memory, but for outcomes, clients, domains and classes, which are many; ``flush`` writes all of them.
 
     ``metrics`` are the columns ``eval/<metric>``; set them before the first round.
     """
@@ -85,13 +86,14 @@ class Tables:
         return rows
 
     def add_each(self, name: str, index: int, values: Mapping[str, torch.Tensor], called: Sequence[str] = ()) -> None:
-        """Add values (n,) after round ``index``, an entry a client or a domain, to ``clients`` or ``domains``.
+        """Add values (n,) after round ``index``, an entry a client, a domain or a class, to a table of ``EACH``.
 
         ``called`` are their names, where they have any.
         """
         columns = {k: pd.Series(v.numpy()) for k, v in values.items()}  # null where one has fewer entries than another
         size = max(map(len, columns.values()))
-        place = {"round": index, name.removesuffix("s"): np.arange(size), **({"name": called[:]} if called else {})}
+        place: dict[str, Any] = {"round": index, EACH[name]: np.arange(size)}
+        place |= {"name": called[:] if len(called) == size else named(range(size), called)} if called else {}
         frame = pd.DataFrame({**place, **columns})
         if name not in self._each:
             self._each[name] = Parts(self.folder / f"{name}.parquet", frame.head(0))
@@ -163,7 +165,7 @@ class Tables:
 
     @property
     def counts(self) -> dict[str, list[int]]:
-        """Rows of outcomes, clients and domains of rounds done, and of all but the last evaluation, for ``restore``."""
+        """Rows of outcomes and of ``EACH`` of rounds done, and of all but the last evaluation, for ``restore``."""
         last = {name: size for name, (index, size) in self._newest.items() if index == len(self) - 1}
         return {name: [rows, rows - last.get(name, 0)] for name, rows in self._counts.items()}
 
@@ -205,6 +207,11 @@ class Tables:
 
     def _grown(self) -> list[Parts]:
         return [self._outcomes, *self._each.values()]
+
+
+def named(numbers: Iterable[int], names: Sequence[str]) -> list[str]:
+    """Return the names of numbers; of those beyond the names, the number as text."""
+    return [names[k] if k < len(names) else str(k) for k in numbers]
 
 
 def _like(path: Path) -> pd.DataFrame | None:

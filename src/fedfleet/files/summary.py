@@ -17,7 +17,9 @@ SUMMARY = "summary.json"
 FILES, ITSELF = "files", "sha256"
 """The keys of the digests, SHA-256: those of files by their names, and that of all other keys of the summary."""
 MODELS = ("model.safetensors", "best.safetensors")
-TABLES = tuple(f"{name}.parquet" for name in ("rounds", "phases", "outcomes", "clients", "domains", "classes"))
+TABLES = tuple(
+    f"{name}.parquet" for name in ("rounds", "phases", "outcomes", "clients", "domains", "classes", "recall")
+)
 KEPT = (*TABLES, *MODELS, "samples.safetensors", "decision_boundary.safetensors", "net.json", "vocabulary.json")
 """Files that a run does not change once it has ended, nor may its user."""
 TOLD = ("config.yaml", "environment.json", "events.jsonl")

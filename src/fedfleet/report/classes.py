@@ -9,7 +9,7 @@ import numpy as np
 
 from fedfleet.report.meanings import meaning
 from fedfleet.report.sheet import Grid, Heat
-from fedfleet.report.tables import Run, domain_names
+from fedfleet.report.tables import Run, class_names, domain_names
 from fedfleet.report.words import MISSING, mean_sd, share
 
 CLASSES = 30  # of a table; of more, those that fare worst
@@ -42,10 +42,7 @@ def tables(groups: Mapping[str, Sequence[Run]]) -> list[Grid]:
 
 def _names(groups: Mapping[str, Sequence[Run]], size: int) -> list[str]:
     """Return what the classes are called: by number, and by name where all runs' data have the same."""
-    told = {
-        tuple((run.summary.get("examples") or {}).get("class_names") or ()) for runs in groups.values() for run in runs
-    }
-    names = told.pop() if len(told) == 1 else ()
+    names = class_names(groups)
     return [f"class {k}" + (f": {names[k]}" if k < len(names) else "") for k in range(size)]
 
 

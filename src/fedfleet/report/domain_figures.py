@@ -1,10 +1,10 @@
-"""The figures of domains: what each weighs and how it fares over the rounds, lines for few of them, a heat map for many."""
+"""The figures of domains and classes: how each fares over the rounds, lines for few of them, a heat map for many."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from fedfleet.report import canvas
 from fedfleet.report.canvas import Groups
 from fedfleet.report.picture import Picture
-from fedfleet.report.tables import Run, by_domain, domain_columns, domain_names
+from fedfleet.report.tables import Run, Table, by_each, class_names, domain_columns, domain_names
 from fedfleet.report.words import number
 
 FEW = 14  # domains that lines can tell apart
@@ -24,9 +24,24 @@ LABELS = 6  # panels, at most
 COSINES = {"mean": "mean cosine", "worst": "least cosine", "variance": "variance of cosines"}
 
 
+class Each(NamedTuple):
+    """What a figure has a line of: a row each of a table, told apart by a column, and what they are called."""
+
+    one: str
+    several: str
+    table: Callable[[Run], Table]
+    key: str
+    names: Callable[[Groups], Sequence[str]]
+
+
+EACH_DOMAIN = Each("domain", "domains", lambda run: run.domains, "domain", domain_names)
+EACH_CLASS = Each("class", "classes", lambda run: run.recall, "label", class_names)
+
+
 def draw(groups: Groups) -> list[Picture]:
-    """A figure a column of ``domains.parquet``, and one of how far updates point where the model goes."""
-    drawn = [_column(groups, column) for column in domain_columns(groups)]
+    """A figure a column of ``domains.parquet``, of recall by class, and of how far updates point where the model goes."""
+    drawn = [_column(groups, column, EACH_DOMAIN) for column in domain_columns(groups)]
+    drawn.append(_column(groups, "recall", EACH_CLASS))
     return [picture for picture in [_cosines(groups), *drawn] if picture is not None]
 
 
@@ -48,8 +63,8 @@ def _cosines(groups: Groups) -> Picture | None:
     return canvas.picture(figure, "cosines", "Updates and where the model goes", caption)
 
 
-def _column(groups: Groups, column: str) -> Picture | None:
-    tables = {label: table for label, runs in groups.items() if (table := _mean(runs, column)) is not None}
+def _column(groups: Groups, column: str, each: Each) -> Picture | None:
+    tables = {label: table for label, runs in groups.items() if (table := _mean(runs, column, each)) is not None}
     if not tables or all(values.shape[1] < 2 for _, values in tables.values()):
         return None
     shown = dict(list(tables.items())[:LABELS])
@@ -65,14 +80,14 @@ def _column(groups: Groups, column: str) -> Picture | None:
         panel.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         if len(groups) > 1:
             panel.set_title(canvas.plain(label))
-    panels[0].set_ylabel(canvas.plain(column) if few else "domains, in the order of the last row")
+    panels[0].set_ylabel(canvas.plain(column) if few else f"{each.several}, in the order of the last row")
     if few:
         count = max(values.shape[1] for _, values in shown.values())
-        names = [canvas.plain(name) for name in domain_names(groups)]
+        names = [canvas.plain(name) for name in each.names(groups)]
         handles = [Line2D([], [], color=_look(k)[0], linestyle=_look(k)[1]) for k in range(count)]
         figure.legend(
             handles,
-            [*names[:count], *(f"domain {k}" for k in range(len(names), count))],
+            [*names[:count], *(f"{each.one} {k}" for k in range(len(names), count))],
             loc="outside lower center",
             ncols=min(count, 7),
         )
@@ -81,15 +96,15 @@ def _column(groups: Groups, column: str) -> Picture | None:
         for label, (_, values) in shown.items()
     )
     seeds = " Means over seeds." if any(len(groups[label]) > 1 for label in shown) else ""
-    how = "" if few else f" Colour is the mean of neighbouring domains, {ROWS} rows at most."
+    how = "" if few else f" Colour is the mean of neighbouring {each.several}, {ROWS} rows at most."
     left = f" The first {LABELS} labels." if len(shown) < len(tables) else ""
-    caption = f"{column} of each domain at every evaluation; at the last one from {told}.{how}{seeds}{left}"
-    return canvas.picture(figure, f"domains-{column}", f"{column} by domain", caption)
+    caption = f"{column} of each {each.one} at every evaluation; at the last one from {told}.{how}{seeds}{left}"
+    return canvas.picture(figure, f"{each.several}-{column}", f"{column} by {each.one}", caption)
 
 
-def _mean(runs: Sequence[Run], column: str) -> tuple[np.ndarray, np.ndarray] | None:
+def _mean(runs: Sequence[Run], column: str, each: Each) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the rounds evaluated by all runs, (t,), and the mean over runs of a column, (t, domains); None without values."""
-    tables = [table for run in runs if (table := by_domain(run, column)) is not None]
+    tables = [table for run in runs if (table := by_each(each.table(run), each.key, column)) is not None]
     if not tables:
         return None
     rounds = sorted(set.intersection(*({*table} for table in tables)))

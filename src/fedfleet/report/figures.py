@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fedfleet.report import canvas, charts, decision_boundary, domain_figures, samples
+from fedfleet.report import canvas, charts, decision_boundary, domain_figures, participation_groups, samples
 from fedfleet.report.canvas import Groups
 from fedfleet.report.curves import Curve, band, smooth, window, worst_tenth
 from fedfleet.report.meanings import meaning
@@ -24,7 +24,7 @@ from fedfleet.report.words import joined, number, quantity, share
 from fedfleet.simulator.driver.evaluation import less_is_better
 
 FATE_COLORS: dict[str, str] = dict(zip(OUTCOMES, ("#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#C4C7CC"), strict=True))
-DOMAINS, CLIENTS = "Domains", "Clients and messages"
+CLASSES, DOMAINS, CLIENTS = "Classes", "Domains", "Clients and messages"
 OF_DOMAINS = re.compile(r"^(domains-|cosines$)|_(worst_domain|spread)$|^metric-(validation_)?(source|target|gap)_")
 OF_CLIENTS = re.compile(r"^(clients-|participation$|outcomes$|communication$)")
 NO_METRICS = {"round", "client", "name", "copy", "domain", "seed", "num_examples"}  # columns of clients.parquet
@@ -45,16 +45,19 @@ def draw(groups: Groups) -> list[Picture]:
             _outcomes(groups),
             _communication(groups),
         ]
-        drawn += [_clients(groups, column) for column in dict.fromkeys(c for run in runs for c in _client_metrics(run))]
+        for column in dict.fromkeys(c for run in runs for c in client_metrics(run)):
+            drawn += [_clients(groups, column), participation_groups.draw(groups, column)]
         drawn += domain_figures.draw(groups)
     placed = [_placed(picture) for picture in drawn if picture]
-    order = ("Learning", DOMAINS, CLIENTS)
+    order = ("Learning", CLASSES, DOMAINS, CLIENTS)
     return list(canvas.distinct(sorted(placed, key=lambda picture: order.index(picture.section))))
 
 
 def _placed(picture: Picture) -> Picture:
-    """Put what is about domains, and about clients, below headings of their own."""
-    section = DOMAINS if OF_DOMAINS.search(picture.name) else CLIENTS if OF_CLIENTS.search(picture.name) else None
+    """Put what is about classes, domains and clients below headings of their own."""
+    name = picture.name
+    section = DOMAINS if OF_DOMAINS.search(name) else CLIENTS if OF_CLIENTS.search(name) else None
+    section = CLASSES if name.startswith("classes-") else section
     return picture if section is None else dataclasses.replace(picture, section=section)
 
 
@@ -223,7 +226,8 @@ def _clients(groups: Groups, column: str) -> Picture | None:
     return canvas.picture(figure, f"clients-{column}", f"{column} by client", caption)
 
 
-def _client_metrics(run: Run) -> list[str]:
+def client_metrics(run: Run) -> list[str]:
+    """Return the columns of ``clients.parquet`` that are metrics, and have a number."""
     return [name for name in run.clients if name not in NO_METRICS and len(_finite(run, name)[0])]
 
 

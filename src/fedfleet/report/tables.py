@@ -43,6 +43,7 @@ class Run:
     clients: Table
     domains: Table
     classes: Table
+    recall: Table
 
     @property
     def metrics(self) -> list[str]:
@@ -154,7 +155,7 @@ def answered(run: Run) -> np.ndarray:
 def domain_columns(groups: Mapping[str, Sequence[Run]]) -> list[str]:
     """The columns of `domains.parquet` that some run has, apart from those that say which row it is."""
     every = (column for runs in groups.values() for run in runs for column in run.domains)
-    return [column for column in dict.fromkeys(every) if column not in ("round", "domain", "examples")]
+    return [column for column in dict.fromkeys(every) if column not in ("round", "domain", "name", "examples")]
 
 
 def domain_names(groups: Mapping[str, Sequence[Run]]) -> list[str]:
@@ -163,14 +164,25 @@ def domain_names(groups: Mapping[str, Sequence[Run]]) -> list[str]:
     return list(told.pop()) if len(told) == 1 else []
 
 
+def class_names(groups: Mapping[str, Sequence[Run]]) -> list[str]:
+    """What the classes are called, where all runs call them alike; else nothing."""
+    told = {tuple(run.section("examples").get("class_names") or ()) for runs in groups.values() for run in runs}
+    return [str(name) for name in told.pop()] if len(told) == 1 else []
+
+
 def by_domain(run: Run, column: str) -> dict[float, np.ndarray] | None:
     """Round -> values (domains,) of a column of `domains.parquet`; None where there is no finite number."""
-    rounds, domains, values = (run.domains.get(name) for name in ("round", "domain", column))
-    if rounds is None or domains is None or values is None:
+    return by_each(run.domains, "domain", column)
+
+
+def by_each(table: Table, key: str, column: str) -> dict[float, np.ndarray] | None:
+    """Round -> values (n,) of a column, in the order of the key; None where there is no finite number."""
+    rounds, which, values = (table.get(name) for name in ("round", key, column))
+    if rounds is None or which is None or values is None:
         return None
     if values.dtype != np.float64 or not np.isfinite(values).any():
         return None
-    order = np.lexsort((domains, rounds))
+    order = np.lexsort((which, rounds))
     at, first = np.unique(rounds[order], return_index=True)
     return dict(zip(at.tolist(), np.split(values[order], first[1:]), strict=True))
 
@@ -259,6 +271,7 @@ def read(path: Path, checked: Sequence[str] = (*KEPT, *TOLD)) -> Run:
         clients=_table(path / "clients.parquet"),
         domains=_table(path / "domains.parquet"),
         classes=_table(path / "classes.parquet"),
+        recall=_table(path / "recall.parquet"),
     )
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import fedfleet
-from fedfleet.simulator.driver.evaluation import confusions, says_classes
+from fedfleet.simulator.driver.evaluation import confusions, recalls, says_classes
 
 BASE: dict[str, Any] = {
     "rounds": 3, "population": {"clients": 9, "partition": {"kind": "dirichlet", "alpha": 0.3}},
@@ -119,3 +119,52 @@ def test_by_hand_and_what_is_no_class_an_example():
     assert confusions(odd, logits, data) is None
     several: Any = {"y": torch.zeros(4, 3, dtype=torch.int64)}
     assert confusions(likely, logits, several) is None
+
+
+def test_recall_is_kept_at_every_evaluation_and_names_stand_beside_numbers(tmp_path):
+    domains = {"dataset": {"name": "digits", "classes": [1, 4, 8], "label_domains": True}, "clients": 9}
+    config = {**BASE, "population": {**domains, "partition": {"kind": "by_domain"}}, "rounds": 4}
+    done = fedfleet.run(config, out=tmp_path / "run")
+    found, classes, rounds = done.table("recall"), done.table("classes"), done.rounds.set_index("round")
+    assert found["round"].unique().tolist() == [1, 3]
+    for at, of in found.groupby("round"):
+        share = (of["recall"] * of["examples"]).sum() / of["examples"].sum()
+        assert share == pytest.approx(rounds.loc[at, "eval/accuracy"], abs=1e-12)
+    last = found[found["round"] == 3].set_index("label")
+    for label, rows in classes.groupby("label"):
+        assert last.loc[label, "recall"] == right(rows)
+    for label, rows in classes.groupby("predicted"):
+        assert last.loc[label, "precision"] == right(rows)
+    assert done.table("domains")["name"].tolist() == ["1", "4", "8"] * 2
+    assert classes["domain_name"].tolist() == [("1", "4", "8")[k] for k in classes["domain"]]
+    half = fedfleet.run({**config, "rounds": 2}, out=tmp_path / "half")
+    again = fedfleet.resume(half.folder, {"rounds": 4})
+    assert again.table("recall").equals(found)
+
+
+def test_names_of_classes_stand_in_the_tables(tmp_path):
+    x = np.random.default_rng(0).normal(size=(90, 2)).astype("float32")
+    data = fedfleet.data.from_arrays(x, ["no", "yes", "perhaps"] * 30, client=np.arange(90) // 10, test=0.4)
+    task = fedfleet.tasks.from_module(lambda: nn.Linear(2, 3))
+    done = fedfleet.run(
+        {"rounds": 1, "cohort": {"size": 3}, "executor": {"kind": "local"}}, task=task, data=data, out=tmp_path / "a"
+    )
+    names = done.summary["examples"]["class_names"]
+    for table, number, name in (
+        ("classes", "label", "label_name"),
+        ("classes", "predicted", "predicted_name"),
+        ("recall", "label", "name"),
+    ):
+        found = done.table(table)
+        assert found[name].tolist() == [names[k] for k in found[number]]
+
+
+def test_recalls_by_hand():
+    found = recalls(
+        {"label": torch.tensor([0, 0, 2]), "predicted": torch.tensor([0, 1, 0]), "examples": torch.tensor([3, 1, 2])}, 4
+    )
+    assert found["examples"].tolist() == [4, 0, 2, 0]
+    assert found["recall"].tolist()[::2] == [0.75, 0.0]
+    assert found["precision"].tolist()[:2] == [0.6, 0.0]
+    assert found["recall"].isnan().tolist() == [False, True, False, True]
+    assert recalls({name: torch.tensor([2000]) for name in ("label", "predicted", "examples")}, 4) == {}
