@@ -19,6 +19,7 @@ from fedfleet.report.canvas import Groups
 from fedfleet.report.curves import Curve, band, smooth, window, worst_tenth
 from fedfleet.report.meanings import meaning
 from fedfleet.report.picture import Picture
+from fedfleet.report.shown import asked_for, parted
 from fedfleet.report.tables import OUTCOMES, Run, completed_counts, gini, outcome_shares
 from fedfleet.report.words import joined, number, quantity, share
 from fedfleet.simulator.driver.evaluation import less_is_better
@@ -36,7 +37,9 @@ def draw(groups: Groups) -> list[Picture]:
         matplotlib.rcdefaults()  # a user's matplotlibrc (usetex!) must not change the report
         matplotlib.rcParams.update(canvas.STYLE)
         runs = [run for group in groups.values() for run in group]
-        drawn = [_metric(groups, metric) for metric in dict.fromkeys(m for run in runs for m in run.metrics)]
+        metrics = list(dict.fromkeys(m for run in runs for m in run.metrics))
+        shown, _ = parted(metrics, asked_for(runs))
+        drawn = [_metric(groups, metric, folded=metric not in shown) for metric in metrics]
         drawn += [
             samples.draw(groups),
             decision_boundary.draw(groups),
@@ -61,7 +64,7 @@ def _placed(picture: Picture) -> Picture:
     return picture if section is None else dataclasses.replace(picture, section=section)
 
 
-def _metric(groups: Groups, metric: str) -> Picture | None:
+def _metric(groups: Groups, metric: str, *, folded: bool) -> Picture | None:
     column = f"eval/{metric}"
     shown = [x for x in canvas.still(groups) if canvas.drawable(groups, column, x)]
     if not shown:
@@ -74,7 +77,8 @@ def _metric(groups: Groups, metric: str) -> Picture | None:
     against = joined([canvas.X_LABELS[x] for x in shown])
     meant = meaning(groups, metric)
     caption = f"{metric} at each evaluation, against {against}. {meant}{canvas.band_note(groups)}"
-    return canvas.picture(figure, f"metric-{metric}", metric, caption, charts.chart(groups, column, metric))
+    drawn = canvas.picture(figure, f"metric-{metric}", metric, caption, charts.chart(groups, column, metric))
+    return dataclasses.replace(drawn, folded=folded)
 
 
 def _train_loss(groups: Groups) -> Picture | None:

@@ -17,6 +17,7 @@ from fedfleet.report.overview import headline, of_comparison, of_run
 from fedfleet.report.picture import Picture
 from fedfleet.report.settings import settings
 from fedfleet.report.sheet import Grid, blocks, fill
+from fedfleet.report.shown import asked_for, parted
 from fedfleet.report.study_tables import Target
 from fedfleet.report.tables import (
     Run,
@@ -41,8 +42,12 @@ def render(groups: Mapping[str, Sequence[Run]], pictures: Sequence[Picture], tar
     """
     runs = [run for group in groups.values() for run in group]
     several = len(runs) > 1
+    open_, folded = parted(
+        _metrics(runs), {*asked_for(runs), *([] if target is None else [target.metric.removeprefix("eval/")])}
+    )
     shown = [
-        ("Runs", _table(groups) if several else None),
+        ("Runs", _table(groups, open_) if several else None),
+        ("Runs", _table(groups, folded, "Other metrics") if several and folded else None),
         ("Runs", None if target is None else reaching.table(groups, target)),
         ("Settings", settings(groups)),
         ("Learning", None),
@@ -99,7 +104,7 @@ def _cards(runs: Sequence[Run]) -> list[tuple[str, list[str], str]]:
         if known:
             cards.append((name, list(dict.fromkeys(show(value) for value in (min(known), max(known)))), remark))
 
-    for metric in headline(runs)[:3]:
+    for metric in parted(headline(runs), asked_for(runs))[0][:3]:
         best = [value for run in runs if (value := run.summarised("best", f"eval/{metric}")) is not None]
         spread = " to ".join(dict.fromkeys(number(value) for value in (min(best), max(best)))) if best else ""
         add(f"final {metric}", (run.final(metric) for run in runs), number, f"best {spread}" if best else "")
@@ -126,9 +131,8 @@ def _cards(runs: Sequence[Run]) -> list[tuple[str, list[str], str]]:
     return cards
 
 
-def _table(groups: Mapping[str, Sequence[Run]]) -> Grid:
-    """The table of labels: a row a label."""
-    metrics = _metrics([run for runs in groups.values() for run in runs])
+def _table(groups: Mapping[str, Sequence[Run]], metrics: Sequence[str], folded: str = "") -> Grid:
+    """The table of labels and metrics, a row a label; folded below a title, if one is given."""
     unit = told_in(run for runs in groups.values() for run in runs)
     show = quantity if unit == "floats" else lambda value: quantity(value, "B")
     equal = {metric: at_equal_traffic(list(groups.values()), metric, unit) for metric in metrics}
@@ -156,7 +160,7 @@ def _table(groups: Mapping[str, Sequence[Run]]) -> Grid:
             f" At equal {unit}: the metric once the server had received as many {unit} as the run that received fewest, "
             "interpolated between evaluations."
         )
-    return Grid(head, rows, text)
+    return Grid(head, rows, text, folded, folded=bool(folded))
 
 
 def _domains(groups: Mapping[str, Sequence[Run]]) -> Grid | None:

@@ -11,7 +11,7 @@ from typing import Any
 @dataclass(frozen=True, kw_only=True)
 class Picture:
     """A figure: `name` is its file name without .png, `caption` says what one sees, `png` holds the file's bytes, and `section` is
-    the heading of the page below which it stands.
+    the heading of the page below which it stands; ``folded``, it is there to be opened.
 
     `svg` is an element in the page's colours, see ``vector``, or None where it would be too large; `chart` what the page's script
     draws in its place, see ``charts``.
@@ -22,6 +22,7 @@ class Picture:
     caption: str
     png: bytes
     section: str = "Learning"
+    folded: bool = False
     svg: str | None = None
     chart: Mapping[str, Any] | None = None
 

@@ -35,6 +35,7 @@ class Grid(NamedTuple):
     caption: str = ""
     title: str = ""
     words: bool = False  # cells are words rather than numbers
+    folded: bool = False  # it is there to be opened
 
     @property
     def heated(self) -> bool:
@@ -48,6 +49,16 @@ class Block(NamedTuple):
     title: str
     tables: list[Grid]
     pictures: list[Picture]
+
+    @property
+    def folded(self) -> list[Picture]:
+        """The figures that are there to be opened."""
+        return [picture for picture in self.pictures if picture.folded]
+
+    @property
+    def open(self) -> list[Picture]:
+        """The other figures."""
+        return [picture for picture in self.pictures if not picture.folded]
 
 
 def blocks(

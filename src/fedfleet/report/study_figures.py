@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -41,6 +42,10 @@ def draw(tables: Tables) -> list[Picture]:
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(canvas.STYLE)
         drawn = [_final(tables, metric) for metric in tables.metrics]
+        drawn = [
+            each and replace(each, folded=metric in tables.parted[1])
+            for each, metric in zip(drawn, tables.metrics, strict=True)
+        ]
         drawn += [_to_target(tables), *(_curves(tables, metric) for metric in tables.metrics[:1])]
         drawn += [_ranking(tables, tables.metrics[0]), _histogram(tables), _evenness(tables)]
     return list(canvas.distinct(picture for picture in drawn if picture))

@@ -131,7 +131,7 @@ def _some(names: Sequence[str]) -> str:
 def _cards(tables: Tables, failed: int) -> list[tuple[str, list[str], str]]:
     study = tables.study
     cards = [("trials", [str(len(study))], f"{len(study) - failed} ended, {failed} failed")]
-    for metric in tables.metrics[:2]:
+    for metric in tables.parted[0][:2]:
         values = study[f"final/{metric}"].dropna()
         if len(values):
             ends = dict.fromkeys(number(v) for v in (values.min(), values.max()))
@@ -146,9 +146,15 @@ def _cards(tables: Tables, failed: int) -> list[tuple[str, list[str], str]]:
 
 
 def _tables(tables: Tables) -> Iterator[tuple[str, Grid | None]]:
-    yield "Results", _results(tables)
-    for metric in tables.metrics:
+    shown, folded = tables.parted
+    yield "Results", _results(tables, shown)
+    if folded:
+        yield "Results", _results(tables, folded)._replace(title="Other metrics", folded=True)
+    for metric in shown:
         yield f"Final {metric}", _plane(tables, metric)
+    for metric in folded:
+        if (plane := _plane(tables, metric)) is not None:
+            yield f"Final {shown[0]}", plane._replace(title=f"Final {metric}", folded=True)
     if tables.metrics:
         yield from grids(tables)
     trials = list(zip(tables.study["label"], tables.runs, strict=True))
@@ -156,8 +162,8 @@ def _tables(tables: Tables) -> Iterator[tuple[str, Grid | None]]:
     yield "Settings", settings({label: runs for label, runs in of_labels.items() if runs}, tables.varied)
 
 
-def _results(tables: Tables) -> Grid:
-    metrics, study = tables.metrics, tables.study
+def _results(tables: Tables, metrics: Sequence[str]) -> Grid:
+    study = tables.study
     to_target = tables.target is not None and "target/rounds" in study
     head = ["label", *tables.varied, "n"]
     for m in metrics:
@@ -221,7 +227,7 @@ def _plane(tables: Tables, metric: str) -> Grid | None:
 
 def finals(tables: Tables) -> tuple[list[str], list[list[str]]]:
     """Return what a terminal shows of the table of results, its final metrics: head and rows."""
-    result = _results(tables)
+    result = _results(tables, tables.parted[0])
     first = len(tables.varied) + 2  # label, what varies, n
     keep = [i for i, name in enumerate(result.head) if i < first or name.startswith(("final ", "reached "))]
     return [result.head[i] for i in keep], [[str(row[i]) for i in keep] for row in result.rows]

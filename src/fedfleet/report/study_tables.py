@@ -17,6 +17,7 @@ import pandas as pd
 
 from fedfleet.files import parquet
 from fedfleet.files.summary import KEPT
+from fedfleet.report.shown import asked_for, parted
 from fedfleet.report.significance import Ranks, difference, ranked
 from fedfleet.report.tables import Run, answered, gini, read, told_in
 from fedfleet.report.values import names, plain
@@ -101,6 +102,12 @@ class Tables:
         result = [c.removeprefix("final/") for c in self.study.columns if c.startswith("final/")]
         first = self.target.metric.removeprefix("eval/") if self.target else ""
         return sorted(result, key=lambda m: m != first)
+
+    @property
+    def parted(self) -> tuple[list[str], list[str]]:
+        """The metrics that a page shows, and those that it folds."""
+        first = [self.target.metric.removeprefix("eval/")] if self.target else []
+        return parted(self.metrics, {*asked_for([run for run in self.runs if run is not None]), *first})
 
     def write(self, folder: Path) -> None:
         """Write the three as Parquet, each at once."""
