@@ -33,9 +33,33 @@ OverridesArg = Annotated[
 TrustArg = Annotated[
     bool, typer.Option("--trust", help="Call code that a run folder names also where you did not run it here yourself.")
 ]
+PaperArg = Annotated[
+    bool,
+    typer.Option(
+        "--paper", help="Write figures (PDF, SVG), tables (LaTeX, CSV), methods and BibTeX to the folder paper, too."
+    ),
+]
+WidthArg = Annotated[
+    float | None, typer.Option(min=1, max=20, help="Of the figures of --paper, in inches; 3.3, a column, if not given.")
+]
+TunedArg = Annotated[
+    Path | None,
+    typer.Option(metavar="SEARCH", help="Folder of the search that chose the rates, for the methods of --paper."),
+]
 JsonArg = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout, and everything else on stderr.")
 ]
+
+
+def check_paper(paper: bool, width: float | None, tuned: Path | None) -> None:
+    """Refuse options of ``--paper`` without it, and a search that is none, before any work. Raises ConfigError."""
+    for name, value in (("--width", width), ("--tuned", tuned)):
+        if value is not None and not paper:
+            raise ConfigError(f"{name}={value}: it is for the files of --paper: add --paper, or leave it out")
+    if tuned is not None:
+        from fedfleet.commands.publish import searched
+
+        searched(tuned)
 
 
 def loaded(config: Path, overrides: list[str] | None, *, trust: bool = False) -> Any:

@@ -15,7 +15,19 @@ from rich.console import Console
 from rich.table import Table
 
 from fedfleet.commands import completing, convert, data, several
-from fedfleet.commands.arguments import TERMINATED, ConfigArg, JsonArg, OverridesArg, TrustArg, loaded, there
+from fedfleet.commands.arguments import (
+    TERMINATED,
+    ConfigArg,
+    JsonArg,
+    OverridesArg,
+    PaperArg,
+    TrustArg,
+    TunedArg,
+    WidthArg,
+    check_paper,
+    loaded,
+    there,
+)
 from fedfleet.commands.terminal import AGAIN, INTERRUPTED, Interrupted, apart, interruptible, print_json, progress, wide
 from fedfleet.config.reading import check_free, check_there
 from fedfleet.files.documents import is_there
@@ -303,9 +315,13 @@ def report(
     target: Annotated[
         str | None, typer.Option(help="Say what it took to reach this, such as eval/accuracy=0.8.")
     ] = None,
+    paper: PaperArg = False,
+    width: WidthArg = None,
+    tuned: TunedArg = None,
     as_json: JsonArg = False,
 ) -> None:
     """Write one report on one or several runs."""
+    check_paper(paper, width, tuned)
     from fedfleet.config.resolve import parse_until
     from fedfleet.report import run_folders, write_report
     from fedfleet.report.study_tables import MARK, Target
@@ -315,6 +331,10 @@ def report(
     try:
         wanted = None if target is None else Target(*parse_until(target, "--target"))
         written = write_report(runs, out or runs[0], wanted)
+        if paper:
+            from fedfleet.commands import publish
+
+            publish.runs(runs, out or runs[0], width, tuned)
         if as_json:
             print_json(_ended(written.parent, True, run_folders(runs)))
         else:

@@ -8,7 +8,17 @@ from typing import Annotated
 
 import typer
 
-from fedfleet.commands.arguments import ConfigArg, OverridesArg, TrustArg, loaded, there
+from fedfleet.commands.arguments import (
+    ConfigArg,
+    OverridesArg,
+    PaperArg,
+    TrustArg,
+    TunedArg,
+    WidthArg,
+    check_paper,
+    loaded,
+    there,
+)
 from fedfleet.commands.terminal import interruptible, progress, table, wide
 from fedfleet.simulator.errors import ConfigError
 
@@ -30,6 +40,9 @@ def study(
         typer.Option(metavar="SIZE", help="Say how many seeds a difference of this size would need, such as 0.02."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the study; one that is there is gone on with.")] = None,
+    paper: PaperArg = False,
+    width: WidthArg = None,
+    tuned: TunedArg = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Trials at a time; as many as the CPUs if not given.")] = None,
     executor: Annotated[
         str, typer.Option(help="local: a trial runs in one process; config: as the configuration's executor says.")
@@ -46,6 +59,7 @@ def study(
         raise ConfigError(f"--power={power:g}: must be a difference above 0, such as 0.02")
     if out is None and not dry_run:
         raise ConfigError("--out: not given: give the folder of the study")
+    check_paper(paper, width, tuned)
     chosen = loaded(config, overrides, trust=trust)
     from fedfleet.commands import study as studying
 
@@ -60,6 +74,10 @@ def study(
         return
     with interruptible("the same command goes on"):
         tables = studying.run(prepared, out, shown, jobs)
+    if paper:
+        from fedfleet.commands import publish
+
+        publish.study(tables, out, width, tuned)
     from fedfleet.report.study_comparisons import needed
     from fedfleet.report.study_page import answers, finals
 

@@ -10,6 +10,8 @@ from typing import Any, overload
 import pandas as pd
 
 from fedfleet.experiments.run import Run
+from fedfleet.report import latex
+from fedfleet.simulator.errors import ConfigError
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,6 +66,29 @@ class Runs(Sequence[Run]):
         table = table.assign(**{key: table[key].map(str) for key in known if table[key].dtype == object})
         by: Any = table.groupby(known or [""] * len(table), sort=False, dropna=False)
         return by[metrics].agg(["mean", "std"])
+
+    def latex(
+        self, metrics: Sequence[str] | None = None, *, caption: str | None = None, label: str = "tab:results"
+    ) -> str:
+        """Return the final metrics as a table in LaTeX (booktabs): mean and sample standard deviation over seeds.
+
+        Bold is the best label at each point, with those that cannot be told from it by tests paired by seed, where some can.
+
+        Args:
+            metrics: which, such as ["accuracy"]; all if not given.
+            caption: in the place of the one made.
+            label: for ``\\ref``.
+
+        Raises ConfigError for a metric that no run has.
+
+        """
+        table = self.table
+        keys = list(dict.fromkeys(key for keys in self.keys for key in keys if key != "seed"))
+        there = [str(column) for column in table if column not in (*keys, "seed")]
+        for metric in metrics or ():
+            if metric not in there:
+                raise ConfigError(f"metrics: {metric!r} is none of these runs' metrics: choose of {', '.join(there)}")
+        return latex.finals(table, keys, metrics or there, caption=caption, label=label)
 
     @property
     def rounds(self) -> pd.DataFrame:

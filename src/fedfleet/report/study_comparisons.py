@@ -238,7 +238,9 @@ def _compared(tables: Tables) -> Grid | None:
     if not labels:
         return None
     text = f"Final {tables.metrics[0]} of each label less that of {tables.reference}, {PAIRED}"
-    return Grid([*keys, *labels], _rows(by_label(tables), keys, len(labels), labelled=False), text)
+    return Grid(
+        [*keys, *labels], _rows(by_label(tables), keys, len(labels), labelled=False), text, "Against the reference"
+    )
 
 
 def _interaction(tables: Tables) -> Grid | None:
@@ -250,7 +252,12 @@ def _interaction(tables: Tables) -> Grid | None:
         f"What each label gains from {key} = {plain_value(base)} to another value, less what {tables.reference} gains, in final "
         f"{tables.metrics[0]}: 0 where it costs both alike; {PAIRED}"
     )
-    return Grid(["label", *others, *map(plain_value, values)], _rows(interactions(tables), others, len(values)), text)
+    return Grid(
+        ["label", *others, *map(plain_value, values)],
+        _rows(interactions(tables), others, len(values)),
+        text,
+        "Differences of differences",
+    )
 
 
 def _rows(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fedfleet.report import canvas
@@ -142,6 +143,16 @@ def _against(axes: Axes, tables: Tables, rows: Frame, column: str, complete: boo
     return bool(every) or drawn
 
 
+def panel(tables: Tables, part: Part, column: str, width: float, height: float) -> Figure | None:
+    """Return a figure of one panel, in inches: a column against the first varied key; None where there is nothing to draw."""
+    figure, (axes,) = canvas.panels(1, width=width, height=height)
+    if not _against(axes, tables, part.rows, column):
+        return None
+    axes.set_ylabel(canvas.plain(column.replace("/", " ")))
+    canvas.legend(figure, _look(tables))
+    return figure
+
+
 def _final(tables: Tables, metric: str) -> Picture | None:
     column, panels = f"final/{metric}", parts(tables)
     if not tables.study[column].notna().any():
@@ -216,7 +227,7 @@ def _curves(tables: Tables, metric: str) -> Picture | None:
     return canvas.picture(figure, f"curves-{metric}", f"Learning curves at the extremes of {x.key}", caption)
 
 
-def _ranking(tables: Tables, metric: str) -> Picture | None:
+def ranking(tables: Tables, metric: str, width: float = 7.2) -> Figure | None:
     """Critical-difference diagram (Demšar 2006, figure 1): mean ranks on a line, bars below those that cannot be told apart."""
     result = ranks(tables, metric)
     if result is None:
@@ -224,7 +235,7 @@ def _ranking(tables: Tables, metric: str) -> Picture | None:
     k, groups = len(tables.labels), result.groups
     left = [*result.order[: (k + 1) // 2]]
     deepest = 0.6 + 0.3 * len(groups)
-    figure, (axes,) = canvas.panels(1, width=7.2, height=0.9 + 0.25 * (k + len(groups)))
+    figure, (axes,) = canvas.panels(1, width=width, height=0.9 + 0.25 * (k + len(groups)))
     axes.set_axis_off()
     axes.set(xlim=(0.5 - 0.35 * k, k + 0.5 + 0.35 * k), ylim=(deepest + 0.6 * (k + 1) / 2, -1.2))
     axes.plot([1, k], [0, 0], color="black", linewidth=1)
@@ -244,6 +255,13 @@ def _ranking(tables: Tables, metric: str) -> Picture | None:
     for depth, group in enumerate(groups):
         ends = [result.mean[group[0]] - 0.04, result.mean[group[-1]] + 0.04]
         axes.plot(ends, [0.3 + 0.3 * depth] * 2, color="black", linewidth=3.5, solid_capstyle="butt")
+    return figure
+
+
+def _ranking(tables: Tables, metric: str) -> Picture | None:
+    result, figure = ranks(tables, metric), ranking(tables, metric)
+    if result is None or figure is None:
+        return None
     caption = (
         f"Mean rank of each label in final {metric} over {result.conditions} conditions, 1 for the best, each a mean over seeds. "
         f"Labels joined by a bar cannot be told apart (Nemenyi's test at 5 %; Friedman's: p = {result.p:.2g})."

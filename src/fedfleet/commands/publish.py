@@ -1,0 +1,315 @@
+"""Publication of runs: figures and tables for a paper, a paragraph on methods from what ran, and its bibliography."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fedfleet.algorithms.papers import CORRECTIONS, PAPERS, Paper
+from fedfleet.config.schema import SECTIONS
+from fedfleet.files.documents import YAML_BYTES, parse, text_of
+from fedfleet.files.writing import write_text
+from fedfleet.report import publication, run_folders, tables, variance
+from fedfleet.report.groups import grouped
+from fedfleet.report.latex import escape
+from fedfleet.report.study_tables import Tables
+from fedfleet.report.tables import Run
+from fedfleet.report.words import count, joined, plain_value
+from fedfleet.simulator.errors import ConfigError, one_line
+
+FOLDER = "paper"
+HOLM = Paper(
+    "holm1979simple",
+    "Holm, Sture",
+    "A Simple Sequentially Rejective Multiple Test Procedure",
+    "Scandinavian Journal of Statistics",
+    1979,
+)
+DEMSAR = Paper(
+    "demsar2006statistical",
+    "Demšar, Janez",
+    "Statistical Comparisons of Classifiers over Multiple Data Sets",
+    "Journal of Machine Learning Research",
+    2006,
+)
+YEAR = 2026
+FIRST = ("lr", "dual_lr", "batch_size", "steps", "epochs")
+"""Options of an algorithm that are told whether or not they are the defaults."""
+UNTOLD = ("name", "kind", "of", "sha256", "digest", "source", "min_size")
+"""Keys that are no options, or are told elsewhere."""
+NAMES = ("name", "kind")
+FEATURES = ("attack", "transforms", "privacy", "example_privacy", "secure_aggregation")
+
+
+def runs(folders: Sequence[Path], out: Path, width: float | None = None, tuned: Path | None = None) -> list[Path]:
+    """Write ``out/paper`` of run folders; return its files. Raises ConfigError, ValueError as ``write_report`` does."""
+    groups = grouped([tables.read(folder) for folder in run_folders(folders)])
+    return _written(
+        out,
+        lambda paper: publication.of_runs(groups, paper, width or publication.COLUMN),
+        groups,
+        {},
+        tuned,
+        ranked=False,
+    )
+
+
+def study(found: Tables, out: Path, width: float | None = None, tuned: Path | None = None) -> list[Path]:
+    """Write ``out/paper`` of a study; return its files."""
+    groups: dict[str, list[Run]] = {label: [] for label in found.labels}
+    for label, run in zip(found.study["label"], found.runs, strict=True):
+        groups[label] += [] if run is None else [run]
+    groups = {label: of for label, of in groups.items() if of}
+    return _written(
+        out,
+        lambda paper: publication.of_study(found, paper, width or publication.COLUMN),
+        groups,
+        found.varied,
+        tuned,
+        ranked=len(groups) > 2,
+    )
+
+
+def _written(
+    out: Path,
+    draw: Any,
+    groups: Mapping[str, Sequence[Run]],
+    varied: Mapping[str, Any],
+    tuned: Path | None,
+    *,
+    ranked: bool,
+) -> list[Path]:
+    search, paper = None if tuned is None else searched(tuned), out / FOLDER
+    try:
+        files = draw(paper)
+        write_text(paper / "methods.tex", methods(groups, varied, search, ranked=ranked))
+        write_text(paper / "references.bib", "\n\n".join(bibliography(groups, ranked=ranked)) + "\n")
+    except OSError as e:
+        raise ConfigError(
+            f"{paper}: cannot be written ({one_line(e.strerror or e)}): give a folder you may write to"
+        ) from None
+    return [*files, paper / "methods.tex", paper / "references.bib"]
+
+
+def searched(folder: Path) -> dict[str, Any]:
+    """Return the configuration of a search, from its folder. Raises ConfigError."""
+    try:
+        config = parse(text_of(folder / "tune.yaml", YAML_BYTES))
+    except (OSError, ValueError) as e:
+        raise ConfigError(
+            f"--tuned={folder}: no search there ({one_line(e)}): give the folder of fedfleet tune"
+        ) from None
+    if not isinstance(config, dict) or not isinstance(config.get("tune"), dict):
+        raise ConfigError(f"--tuned={folder}: tune.yaml has no search: give the folder of fedfleet tune")
+    return config
+
+
+def methods(
+    groups: Mapping[str, Sequence[Run]], varied: Mapping[str, Any], search: Mapping[str, Any] | None, *, ranked: bool
+) -> str:
+    """Return a paragraph in LaTeX that says what ran, from the configurations of runs by label and what a study varied."""
+    every = [run for of in groups.values() for run in of]
+    over = [f"{_code(key)} over {escape(joined([plain_value(v) for v in values]))}" for key, values in varied.items()]
+    parts = [
+        *_shared(groups, lambda run: f"Data are {_data(run)}."),
+        *_shared(groups, lambda run: f"{_task(run)}."),
+        *_shared(groups, lambda run: f"{_participation(run)}."),
+        *(f"{escape(label)} is {_algorithm(of[0])}." for label, of in groups.items()),
+        *_shared(groups, _features),
+        f"We vary {joined(over)}; what is said above is the first value." if over else "",
+        _tuned(search),
+        *_seeds(every),
+        *_tests(groups, ranked=ranked),
+        _versions(every),
+    ]
+    return "\n".join(filter(None, parts)) + "\n"
+
+
+def bibliography(groups: Mapping[str, Sequence[Run]], *, ranked: bool) -> list[str]:
+    """Return BibTeX of the algorithms and corrections that ran, of the tests, and of fedfleet."""
+    papers = {paper.key: paper for of in groups.values() for paper in _papers(of[0])}
+    if _compared(groups):
+        papers |= {HOLM.key: HOLM} | ({DEMSAR.key: DEMSAR} if ranked else {})
+    own = (
+        f"@misc{{fedfleet,\n  author = {{{{The fedfleet authors}}}},\n  title = {{fedfleet: Federated learning on many unreliable "
+        f"devices, simulated}},\n  note = {{Version {version('fedfleet')}}},\n  year = {{{YEAR}}}\n}}"
+    )
+    return [*(paper.bibtex for _, paper in sorted(papers.items())), own]
+
+
+def _shared(groups: Mapping[str, Sequence[Run]], say: Any) -> Iterator[str]:
+    """Yield what is said of the first run of each label, once where it is the same for all."""
+    by_text: dict[str, list[str]] = {}
+    for label, of in groups.items():
+        by_text.setdefault(say(of[0]), []).append(label)
+    for text, labels in by_text.items():
+        if text:
+            yield text if len(by_text) == 1 else f"{escape(joined(labels))}: {text}"
+
+
+def _section(run: Run, key: str) -> dict[str, Any]:
+    result: Any = run.config
+    for part in key.split("."):
+        result = result.get(part) if isinstance(result, dict) else None
+    result = result.get("own", result) if isinstance(result, dict) else result
+    return result if isinstance(result, dict) else {"name": result} if isinstance(result, str) else {}
+
+
+def _name(section: Mapping[str, Any]) -> str:
+    return str(section.get("name", section.get("kind", "one of our own")))
+
+
+def _chosen(key: str, section: Mapping[str, Any], always: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the options of a named section: first those told always, then others that are not the defaults.
+
+    Of an option that is a section itself only what is not the default is left, and its name.
+    """
+    of = SECTIONS.get(key)
+    entry = of.registry.get(_name(section)) if of is not None else None
+    fields = {} if entry is None else entry.options.model_fields
+    result = {option: section[option] for option in always if section.get(option) is not None}
+    for option, value in section.items():
+        if option in UNTOLD or option in always or value in (None, [], {}):
+            continue
+        default = fields[option].get_default(call_default_factory=True) if option in fields else None
+        default = default.model_dump(mode="json") if hasattr(default, "model_dump") else default
+        if isinstance(value, Mapping) and isinstance(default, Mapping):
+            value = {k: v for k, v in value.items() if v != default.get(k) or (k in NAMES and value != default)}
+        if value != default and value not in ({}, None):
+            result[option] = value
+    return result
+
+
+def _plain(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all options of a section that are set: of partitions and availability, defaults matter, too."""
+    return {option: value for option, value in section.items() if option not in UNTOLD and value not in (None, [], {})}
+
+
+def _told(options: Mapping[str, Any]) -> str:
+    """Return options in words; of a section of options its name, and below it its numbers and words."""
+    words = []
+    for option, value in options.items():
+        if isinstance(value, Mapping):
+            inner = {k: v for k, v in value.items() if k not in UNTOLD and v is not None}
+            more = f" ({_told(inner)})" if inner else ""
+            words.append(f"{_words(option)} {escape(_name(value))}{more}")
+        else:
+            words.append(f"{_words(option)} {escape(plain_value(value))}")
+    return ", ".join(words)
+
+
+def _words(option: str) -> str:
+    return {"lr": "learning rate", "dual_lr": "dual learning rate"}.get(option, escape(option.replace("_", " ")))
+
+
+def _with(name: str, options: Mapping[str, Any]) -> str:
+    return f"{_code(name)}{f' ({_told(options)})' if options else ''}"
+
+
+def _code(name: str) -> str:
+    return rf"\texttt{{{escape(name)}}}"
+
+
+def _data(run: Run) -> str:
+    dataset, population = _section(run, "population.dataset"), _section(run, "population")
+    clients = population.get("clients")
+    many = f"{clients:,} clients" if isinstance(clients, int) else "clients"
+    whose = _with(_name(dataset), _chosen("population.dataset", dataset))
+    if run.summary.get("dealt") is False:
+        return f"{whose}, which come in {many}"
+    partition = _section(run, "population.partition")
+    return f"{whose}, dealt to {many} by the partition {_with(_name(partition), _plain(partition))}"
+
+
+def _task(run: Run) -> str:
+    task, size = _section(run, "task"), run.summarised("model_floats")
+    model = f", with {_code(str(task['model']))}" if task.get("model") else ""
+    numbers = f" of {size:,.0f} numbers" if size else ""
+    tested = run.section("examples").get("tested_on")
+    on = f"; models are tested on {escape(str(tested))}" if tested else ""
+    return f"The task is {_code(_name(task))}{model}{numbers}{on}"
+
+
+def _participation(run: Run) -> str:
+    online, chosen, cohort = (_section(run, key) for key in ("availability", "selection", "cohort"))
+    rounds = run.config.get("rounds")
+    how = _with(_name(online), _plain(online))
+    by = _with(_name(chosen), _chosen("selection", chosen))
+    limit = f", with a deadline of {cohort['deadline_s']:g} s" if cohort.get("deadline_s") else ""
+    waits = "" if cohort.get("wait_for") in (None, "all") else f", and waits for {escape(str(cohort['wait_for']))}"
+    invites = f"the server invites {cohort.get('size')} clients by {by}{waits}{limit}"
+    return f"In each of {rounds:,} rounds {invites}; who is online follows {how}"
+
+
+def _algorithm(run: Run) -> str:
+    options = _section(run, "algorithm")
+    told = _with(_name(options), _chosen("algorithm", options, FIRST))
+    inner = _section(run, "algorithm.of")
+    if inner.get("name"):
+        told += f" around {_with(_name(inner), _chosen('algorithm', inner, FIRST))}"
+    keys = ", ".join(paper.key for paper in _papers(run))
+    return f"{told}{f' {chr(92)}cite{{{keys}}}' if keys else ''}"
+
+
+def _papers(run: Run) -> Iterator[Paper]:
+    for key in ("algorithm", "algorithm.of"):
+        section = _section(run, key)
+        yield from PAPERS.get(_name(section), ())
+        correction = section.get("correction")
+        yield from CORRECTIONS.get(_name(correction), ()) if isinstance(correction, Mapping) else ()
+
+
+def _features(run: Run) -> str:
+    told = []
+    for key in FEATURES:
+        section = {k: v for k, v in _section(run, key).items() if v not in (None, [], {})}
+        if section and _name(section) != "none":
+            told.append(f"{escape(key.replace('_', ' '))} {_told(section) or escape(_name(section))}")
+    return f"Besides: {'; '.join(told)}." if told else ""
+
+
+def _tuned(search: Mapping[str, Any] | None) -> str:
+    if search is None:
+        return "Rates are those of the configuration; no search for them is on record here."
+    how = search["tune"]
+    over = joined([f"{_code(key)} in {escape(str(value))}" for key, value in how.get("search", {}).items()])
+    trials = f", {count(how['trials'], 'trial')}" if how.get("trials") else ""
+    seeds = search.get("seeds") or [search.get("seed", 0)]
+    kind = how.get("searcher", "random")
+    stops = how.get("scheduler", "sha")
+    return (
+        f"Hyper-parameters were chosen by a {escape(str(kind))} search{trials} (scheduler {escape(str(stops))}, seeds "
+        f"{joined(list(map(str, seeds)))}) over {over}, for the best {_code(str(how.get('metric')))}."
+    )
+
+
+def _seeds(runs: Sequence[Run]) -> Iterator[str]:
+    seeds = sorted({run.seed for run in runs if isinstance(run.seed, int)})
+    if seeds:
+        yield f"Seeds are {escape(joined(list(map(str, seeds))))}; results are mean and sample standard deviation over them."
+    if (held := variance.held(runs)) is not None:
+        yield escape(held)
+
+
+def _compared(groups: Mapping[str, Sequence[Run]]) -> bool:
+    return len(groups) > 1 and len({run.seed for of in groups.values() for run in of}) > 1
+
+
+def _tests(groups: Mapping[str, Sequence[Run]], *, ranked: bool) -> Iterator[str]:
+    if _compared(groups):
+        yield rf"Differences are paired by seed and tested by two-sided t-tests with Holm's correction \cite{{{HOLM.key}}}."
+        if ranked:
+            yield rf"Ranks over conditions are compared by Friedman's and Nemenyi's tests \cite{{{DEMSAR.key}}}."
+
+
+def _versions(runs: Sequence[Run]) -> str:
+    packages: dict[str, dict[str, None]] = {}
+    for run in runs:
+        known = {"Python": run.environment.get("python"), **(run.environment.get("packages") or {})}
+        for name in ("fedfleet", "torch", "Python"):
+            if known.get(name):
+                packages.setdefault(name, {})[str(known[name])] = None
+    told = [f"{name} {' and '.join(several)}" for name, several in packages.items()]
+    return rf"All runs are simulated with fedfleet \cite{{fedfleet}}: {escape(joined(told))}." if told else ""

@@ -1,0 +1,88 @@
+"""Files for a paper: what there is, what methods say of what ran, and that the same runs give the same bytes."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import fedfleet
+from fedfleet.commands import publish
+from fedfleet.report.tables import read
+
+CONFIG: dict[str, Any] = {
+    "rounds": 2, "population": {"clients": 20, "partition": {"kind": "dirichlet", "alpha": 0.3}},
+    "task": {"model": "logistic"}, "algorithm": {"name": "fedavg", "lr": 0.2}, "cohort": {"size": 5},
+    "availability": {"kind": "bernoulli", "rate": 0.6}, "executor": {"kind": "local"}, "seeds": [3, 4], "evaluation": {"every": 1},
+    "compare": {"FedAvg": {}, "A_B": {"algorithm": {"name": "scaffold", "lr": 0.05}}, "p": {"algorithm.correction": "known_p"}},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> fedfleet.Runs:
+    return fedfleet.run_all(CONFIG, out=tmp_path_factory.mktemp("publish") / "runs")
+
+
+def test_what_is_written(runs: fedfleet.Runs, tmp_path: Path, command) -> None:
+    (tmp_path / "tune").mkdir()
+    search = {
+        "tune": {"search": {"algorithm.lr": "loguniform(0.01, 1)"}, "metric": "eval/validation_loss", "trials": 8},
+        "seeds": [9],
+    }
+    (tmp_path / "tune" / "tune.yaml").write_text(yaml.safe_dump(search))
+    given = ("report", runs.folder, "--paper", "--width", "2.5")
+    status, _, error = command(*given, "--out", tmp_path / "one", "--tuned", tmp_path / "tune")
+    assert status == 0, error
+    paper = tmp_path / "one" / "paper"
+    assert {path.name for path in paper.iterdir()} == {
+        *(f"{m}-by-round.{kind}" for m in ("accuracy", "loss") for kind in ("pdf", "svg")),
+        "results.tex", "results.csv", "methods.tex", "references.bib",
+    }  # fmt: skip
+    drawn = (paper / "accuracy-by-round.pdf").read_bytes()
+    left, low, right, high = map(float, re.search(rb"/MediaBox \[ ([\d. ]+) \]", drawn)[1].split())  # type: ignore[index]
+    assert (right - left, high - low) == pytest.approx((180, 0.72 * 180), abs=0.5)  # points: 2.5 inches
+    assert b"/Type3" not in drawn
+    publish.runs([runs.folder], tmp_path / "two", 2.5, tmp_path / "tune")
+    assert all((tmp_path / "two" / "paper" / path.name).read_bytes() == path.read_bytes() for path in paper.iterdir())
+    methods, bib = (paper / "methods.tex").read_text(), (paper / "references.bib").read_text()
+    for says in (
+        r"dealt to 20 clients by the partition \texttt{dirichlet} (alpha 0.3)",
+        "In each of 2 rounds the server invites 5 clients",
+        r"who is online follows \texttt{bernoulli} (rate 0.6)",
+        r"A\_B is \texttt{scaffold} (", "learning rate 0.05", r"\cite{karimireddy2020scaffold}", "Seeds are 3 and 4",
+        "The partition is the same for all seeds", r"over \texttt{algorithm.lr} in loguniform(0.01, 1)", "8 trials", "seeds 9",
+        r"\cite{holm1979simple}", f"fedfleet {version('fedfleet')}",
+    ):  # fmt: skip
+        assert says in methods
+    keys = {key for cited in re.findall(r"\\cite\{(.*?)\}", methods) for key in cited.split(", ")}
+    assert keys == set(re.findall(r"@\w+\{(.*?),", bib))
+
+
+def test_methods_tell_options_that_are_no_defaults_and_those_alone(runs: fedfleet.Runs) -> None:
+    plain = publish.methods({"x": [read(runs[0].folder)]}, {"cohort.size": [5, 2]}, None, ranked=False)
+    assert "momentum" not in plain
+    assert "weight" not in plain
+    assert r"We vary \texttt{cohort.size} over 5 and 2; what is said above is the first value." in plain
+    assert "no search for them is on record" in plain
+    assert "Holm" not in plain
+
+
+def test_runs_give_their_table_in_latex(runs: fedfleet.Runs) -> None:
+    made = runs.latex(["accuracy"], caption="Ours.", label="tab:a")
+    assert made.count(r"$\pm$") == 3
+    assert r"A\_B & " in made
+    assert r"\label{tab:a}" in made
+    with pytest.raises(fedfleet.ConfigError, match="metrics: 'acc'"):
+        runs.latex(["acc"])
+
+
+def test_bad_input_is_one_line(runs: fedfleet.Runs, tmp_path: Path, command, subtests) -> None:
+    for given, says in ((["--width", "3"], "--width=3.0: it is for"), (["--paper", "--tuned", tmp_path], "--tuned=")):
+        with subtests.test(says):
+            status, _, error = command("report", runs.folder, "--out", tmp_path / "out", *given)
+            assert (status, error.startswith("error: "), error.count("\n"), says in error) == (2, True, 1, True), error
+            assert not (tmp_path / "out").exists()
