@@ -169,7 +169,7 @@ def plan(config: ConfigArg, overrides: OverridesArg = None, as_json: JsonArg = F
         print_json({"runs": plans})
 
 
-for command in (several.study, several.tune, several.paper):
+for command in (several.study, several.runs, several.tune, several.paper):
     app.command()(command)
 
 

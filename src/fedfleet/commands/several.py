@@ -8,8 +8,10 @@ from typing import Annotated
 
 import typer
 
+from fedfleet.commands import completing
 from fedfleet.commands.arguments import (
     ConfigArg,
+    JsonArg,
     OverridesArg,
     PaperArg,
     TrustArg,
@@ -19,7 +21,9 @@ from fedfleet.commands.arguments import (
     loaded,
     there,
 )
-from fedfleet.commands.terminal import interruptible, progress, table, wide
+from fedfleet.commands.terminal import interruptible, print_json, progress, table, wide
+from fedfleet.files.documents import is_there
+from fedfleet.report.words import count, plain_value
 from fedfleet.simulator.errors import ConfigError
 
 
@@ -89,6 +93,53 @@ def study(
     for line in answers(tables):
         typer.echo(line)
     typer.echo(f"{out}: {len(tables.study)} trials")
+
+
+def runs(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A folder of runs, such as runs.", autocompletion=completing.runs)
+    ],
+    where: Annotated[
+        str | None,
+        typer.Option(
+            metavar="EXPRESSION", help="In SQL, such as \"algorithm = 'fedavg' and availability.rate < 0.5\"."
+        ),
+    ] = None,
+    sort: Annotated[str | None, typer.Option(metavar="COLUMN", help="Such as eval/auc: least first.")] = None,
+    descending: Annotated[bool, typer.Option("--descending", help="Sort the greatest first.")] = False,
+    table_: Annotated[
+        str | None,
+        typer.Option("--table", help="Rows of this table of the runs, such as rounds, instead of a row a run."),
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(metavar="COLUMN,...", help="Show these columns instead of some that matter.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Show so many rows.")] = None,
+    as_json: JsonArg = False,
+) -> None:
+    """Find runs again, by their settings and metrics, in a folder of any depth."""
+    if not is_there(folder):
+        raise ConfigError(f"{folder}: no such folder: give a folder of runs, such as runs")
+    if descending and sort is None:
+        raise ConfigError("--descending: nothing is sorted: give --sort COLUMN, or leave it out")
+    from fedfleet.commands import runs as finding
+
+    every = finding.rows(folder)
+    found = finding.ordered(finding.select(every, where, table_), sort, descending=descending)
+    asked = [name.strip() for name in columns.split(",")] if columns is not None else []
+    names = finding.shown(found, every, asked, where, sort, table_)
+    several = len(found)
+    found = found.head(limit) if limit is not None else found
+    if as_json:
+        print_json({"rows": several, "runs": finding.plain(found[names] if asked else found)})
+        return
+    cells = [
+        [plain_value(value) if value is not None else "" for value in row.values()]
+        for row in finding.plain(found[names])
+    ]
+    wide().print(table(names, cells))
+    left = f", of which {len(found)} are shown" if len(found) < several else ""
+    typer.echo(f"{count(several, 'row' if table_ else 'run')} of {count(len(every), 'run')} in {folder}{left}")
 
 
 def tune(
