@@ -7,6 +7,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from fedfleet.algorithms.papers import CORRECTIONS, PAPERS, Paper
 from fedfleet.config.schema import SECTIONS
 from fedfleet.files.documents import YAML_BYTES, parse, text_of
@@ -173,8 +175,8 @@ def _chosen(key: str, section: Mapping[str, Any], always: Sequence[str] = ()) ->
     for option, value in section.items():
         if option in UNTOLD or option in always or value in (None, [], {}):
             continue
-        default = fields[option].get_default(call_default_factory=True) if option in fields else None
-        default = default.model_dump(mode="json") if hasattr(default, "model_dump") else default
+        default: Any = fields[option].get_default(call_default_factory=True) if option in fields else None
+        default = default.model_dump(mode="json") if isinstance(default, BaseModel) else default
         if isinstance(value, Mapping) and isinstance(default, Mapping):
             value = {k: v for k, v in value.items() if v != default.get(k) or (k in NAMES and value != default)}
         if value != default and value not in ({}, None):

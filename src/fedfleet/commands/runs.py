@@ -12,9 +12,8 @@ from typing import Any
 import pandas as pd
 
 from fedfleet.config.checking import unknown
-from fedfleet.experiments.same_run import leaves
 from fedfleet.files import parquet
-from fedfleet.files.documents import YAML_BYTES, parse, text_of
+from fedfleet.files.documents import YAML_BYTES, leaves, parse, text_of
 from fedfleet.files.summary import SUMMARY, TABLES, summary_of
 from fedfleet.simulator.errors import ConfigError, one_line
 
@@ -197,7 +196,7 @@ def ordered(frame: pd.DataFrame, sort: str | None, *, descending: bool) -> pd.Da
 
 
 def shown(
-    frame: pd.DataFrame,
+    frame: Any,
     every: pd.DataFrame,
     asked: Sequence[str],
     where: str | None,

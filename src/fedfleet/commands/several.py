@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -87,9 +87,9 @@ def study(
 
     head, rows = finals(tables)
     wide().print(table(head, rows))
-    if (seeds := needed(tables)) is not None:
-        wide().print(table(seeds.head, seeds.rows))
-        typer.echo(seeds.caption)
+    if (grid := needed(tables)) is not None:
+        wide().print(table(grid.head, [[str(cell) for cell in row] for row in grid.rows]))
+        typer.echo(grid.caption)
     for line in answers(tables):
         typer.echo(line)
     typer.echo(f"{out}: {len(tables.study)} trials")
@@ -125,7 +125,7 @@ def runs(
     from fedfleet.commands import runs as finding
 
     every = finding.rows(folder)
-    found = finding.ordered(finding.select(every, where, table_), sort, descending=descending)
+    found: Any = finding.ordered(finding.select(every, where, table_), sort, descending=descending)
     asked = [name.strip() for name in columns.split(",")] if columns is not None else []
     names = finding.shown(found, every, asked, where, sort, table_)
     several = len(found)

@@ -101,8 +101,8 @@ def frame(tables: Tables) -> Frame:
     for each in [*by_value(tables), *by_label(tables), *interactions(tables)] if tables.metrics else ():
         result = each.result
         found = {"mean": result.mean, "half": result.half, "p": result.p, "p_holm": each.adjusted}
-        of = {"kind": each.kind, "metric": tables.metrics[0], "label": each.label, "reference": tables.reference}
-        of["reference"] = None if each.kind == "value" else of["reference"]
+        reference = None if each.kind == "value" else tables.reference
+        of = {"kind": each.kind, "metric": tables.metrics[0], "label": each.label, "reference": reference}
         rows.append({**of, **each.point, **found, "g": result.effect, "seeds": result.pairs})
     columns = ["kind", "metric", "label", "reference", *tables.varied, "mean", "half", "p", "p_holm", "g", "seeds"]
     return pd.DataFrame(rows, columns=columns)
