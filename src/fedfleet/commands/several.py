@@ -23,7 +23,6 @@ from fedfleet.commands.arguments import (
 )
 from fedfleet.commands.terminal import interruptible, print_json, progress, table, wide
 from fedfleet.files.documents import is_there
-from fedfleet.report.words import count, plain_value
 from fedfleet.simulator.errors import ConfigError
 
 
@@ -123,6 +122,7 @@ def runs(
     if descending and sort is None:
         raise ConfigError("--descending: nothing is sorted: give --sort COLUMN, or leave it out")
     from fedfleet.commands import runs as finding
+    from fedfleet.report.words import count, plain_value  # here, for it imports numpy
 
     every = finding.rows(folder)
     found: Any = finding.ordered(finding.select(every, where, table_), sort, descending=descending)

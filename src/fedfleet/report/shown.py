@@ -8,7 +8,7 @@ from typing import Any
 
 from fedfleet.report.tables import Run
 
-FOLDED = re.compile(r"^(validation|train|all|held_out|clients)_|_(std|spread)$")
+FOLDED = re.compile(r"^(validation|train|held_out|clients)_|_(std|spread)$")
 """Names of metrics that are folded unless they were asked for."""
 
 
