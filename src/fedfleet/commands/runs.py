@@ -15,13 +15,14 @@ from fedfleet.config.checking import unknown
 from fedfleet.files import parquet
 from fedfleet.files.documents import YAML_BYTES, leaves, parse, text_of
 from fedfleet.files.summary import SUMMARY, TABLES, summary_of
+from fedfleet.report.shown import parted
 from fedfleet.simulator.errors import ConfigError, one_line
 
 CONFIG, ROUNDS = "config.yaml", "rounds.parquet"
 INSIDE = ("checkpoints", "figures", "paper")
 """Folders of a run in which no other run is looked for."""
-FIRST = ("folder", "label", "seed", "status", "rounds")
-METRICS = 4  # final metrics that a terminal shows unless asked for others
+FIRST = ("folder", "label", "seed", "status")
+METRICS = 2  # final metrics that a terminal shows unless asked for others
 NAMES = ("name", "kind")
 FOUND, FILES, PLACE = "found", "files", "place_of_run"
 """What the rows of runs, and of one of their tables, are called in queries; and the column by which these keep their order."""
@@ -224,7 +225,8 @@ def shown(
     if table is not None:
         own = [name for name in names if name not in every or name.startswith("eval/")]
         return list(dict.fromkeys(["folder", "label", "seed", *query, *own]))
-    metrics = [name for name in names if name.startswith("eval/") and frame[name].notna().any()]
+    measured = [name for name in names if name.startswith("eval/") and frame[name].notna().any()]
+    metrics = [f"eval/{name}" for name in parted([name.removeprefix("eval/") for name in measured], ())[0]]
     return list(dict.fromkeys([*(name for name in FIRST if name in names), *query, *metrics[:METRICS]]))
 
 

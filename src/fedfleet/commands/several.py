@@ -137,9 +137,12 @@ def runs(
         [plain_value(value) if value is not None else "" for value in row.values()]
         for row in finding.plain(found[names])
     ]
-    wide().print(table(names, cells))
+    made = table(names, cells)
+    made.columns[0].no_wrap = True  # a folder to be copied
+    wide().print(made)
     left = f", of which {len(found)} are shown" if len(found) < several else ""
-    typer.echo(f"{count(several, 'row' if table_ else 'run')} of {count(len(every), 'run')} in {folder}{left}")
+    told = count(several, "row") if table_ else f"{several:,}"
+    typer.echo(f"{told} of {count(len(every), 'run')} in {folder}{left}")
 
 
 def tune(

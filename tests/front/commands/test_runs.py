@@ -96,7 +96,7 @@ def test_the_command_shows_a_table_or_json(folder: Path, command) -> None:
     assert status == 0, error
     shown = [[cell.strip() for cell in line.split("│")[1:-1]] for line in said.splitlines() if line.startswith("│")]
     assert [row[0] for row in shown] == ["one/run-0", "one/run-1"]
-    assert said.endswith(f"2 runs of 4 runs in {folder}\n")
+    assert said.endswith(f"2 of 4 runs in {folder}\n")
     assert "algorithm.lr" in said
     status, said, _ = command("runs", folder, "--sort", "eval/auc", "--limit", "3", "--json")
     told: dict[str, Any] = json.loads(said)
