@@ -166,7 +166,7 @@ def _states(rows: Tensor, like: Tree) -> Tree:
     leaves, start = [], 0
     for leaf in T.leaves(like):
         size = leaf.numel() * leaf.element_size()
-        part = rows[:, start : start + size].contiguous().view(leaf.dtype)
-        leaves.append(part.reshape(len(rows), *leaf.shape))
+        part = rows[:, start : start + size].clone(memory_format=torch.contiguous_format)  # numbers begin anywhere
+        leaves.append(part.view(leaf.dtype).reshape(len(rows), *leaf.shape))
         start += size
     return T.unflatten(like, leaves)

@@ -120,6 +120,16 @@ def test_dtypes_survive():
         assert torch.equal(mine, given.flip(0))
 
 
+@pytest.mark.parametrize("clients", [1, 2])
+def test_numbers_of_other_widths_may_follow_one_another(clients):
+    """A double after a single float or a flag begins anywhere among the bytes."""
+    like = {"flag": torch.tensor(True), "f": torch.tensor(0.5), "d": torch.tensor([2.0, 3.0]).double()}
+    store = ClientStore()
+    store.stage(torch.arange(clients), T.stack([like] * clients))
+    found = store.get(torch.arange(clients), lambda: like)
+    assert all(torch.equal(a, b) for a, b in zip(T.leaves(found), T.leaves(T.stack([like] * clients)), strict=True))
+
+
 def test_a_checkpoint_is_never_written_over(tmp_path):
     path = tmp_path / "states"
     store = ClientStore(path)
