@@ -96,7 +96,8 @@ class Schedule(ByName):
 
     naming = "kind"
     kind: Literal["constant", "power", "step", "cosine"] = "constant"
-    """constant; power: 1 / (t / over + 1)^exponent; step: factor^(t // every); cosine: from 1 to 0 over ``rounds``."""
+    """constant; power: 1 / (t / over + 1)^exponent; step: factor^(t // every); cosine: from 1 to ``floor`` over
+    ``rounds``."""
     exponent: float | None = Field(default=None, ge=0)
     """power only; 0.5 if not given."""
     over: float | None = Field(default=None, gt=0)
@@ -106,16 +107,23 @@ class Schedule(ByName):
     factor: float | None = Field(default=None, gt=0, le=1)
     """step only: by what it falls; 0.1 if not given."""
     rounds: int | None = Field(default=None, ge=1)
-    """cosine only: rounds until the rate would be 0; those of the run if not given."""
+    """cosine only: rounds until the rate would be at its end; those of the run if not given."""
+    floor: float | None = Field(default=None, ge=0, le=1)
+    """cosine only: the share of the rate at the end; 0 if not given."""
 
     @model_validator(mode="after")
     def _applies(self, info: ValidationInfo) -> Schedule:
-        used = {"constant": set(), "power": {"exponent", "over"}, "step": {"every", "factor"}, "cosine": {"rounds"}}
+        used = {
+            "constant": set(),
+            "power": {"exponent", "over"},
+            "step": {"every", "factor"},
+            "cosine": {"rounds", "floor"},
+        }
         refuse_others(self, self.kind, used[self.kind], set().union(*used.values()))
         if self.kind == "step" and self.every is None:
             raise ValueError("step needs every, the rounds after which the rate falls: give it")
         rounds = (info.context or {}).get("rounds")
-        if self.rounds is not None and rounds is not None and self.rounds < rounds:
+        if self.rounds is not None and rounds is not None and self.rounds < rounds and not self.floor:
             raise ValueError(
                 f"rounds={self.rounds}: from then on the rate would be 0, and the run has rounds={rounds}: leave it out, or give "
                 f"as many"
@@ -134,7 +142,8 @@ class Schedule(ByName):
             case Schedule(kind="step", every=int() as every, factor=float() as factor):
                 return factor ** (t // every)
             case Schedule(kind="cosine", rounds=int() as rounds):
-                return 0.5 * (1 + math.cos(math.pi * min(t / rounds, 1.0)))
+                floor = self.floor or 0.0
+                return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(t / rounds, 1.0)))
             case Schedule(kind="cosine"):
                 raise ValueError("lr_schedule: a cosine needs rounds, over which it falls, outside of a run")
             case _:

@@ -520,6 +520,16 @@ PAPERS: Mapping[str, tuple[Paper, ...]] = {
             2023,
         ),
     ),
+    "kd3a": (
+        Paper(
+            "feng2021kd3a",
+            "Feng, Haozhe and You, Zhaoyang and Chen, Minghao and Zhang, Tianye and Zhu, Minfeng and Wu, Fei and Wu, Chao and "
+            "Chen, Wei",
+            "{KD3A}: Unsupervised Multi-Source Decentralized Domain Adaptation via Knowledge Distillation",
+            "ICML",
+            2021,
+        ),
+    ),
     "mcd": (
         Paper(
             "saito2018maximum",

@@ -42,6 +42,7 @@ from fedfleet.algorithms.fedsr import FedSrOptions, fedsr
 from fedfleet.algorithms.gt_gda import gt_gda
 from fedfleet.algorithms.gt_hsgd import GtHsgdOptions, gt_hsgd
 from fedfleet.algorithms.irm import irm
+from fedfleet.algorithms.kd3a import Kd3aOptions, kd3a
 from fedfleet.algorithms.local_sgda import SgdaOptions, local_sgda
 from fedfleet.algorithms.local_sgda_plus import SgdaPlusOptions, local_sgda_plus
 from fedfleet.algorithms.mcd import McdOptions, mcd
@@ -136,6 +137,9 @@ ROWS: dict[str, Entry[Build]] = {
     "coral": Entry(PenaltyOptions, coral, "alike means and covariances of features: two phases (Sun & Saenko 2016)"),
     "fact": Entry(
         FactOptions, fact, "two heads made to agree on a target without labels: three phases (Schrod et al. 2023)"
+    ),
+    "kd3a": Entry(
+        Kd3aOptions, kd3a, "sources vote on the examples of a target without labels: two phases (Feng et al. 2021)"
     ),
     "mcd": Entry(McdOptions, mcd, "two heads driven apart on a target, centralised (Saito et al. 2018)"),
     "parallel_sgda": Entry(ParallelOptions, parallel_sgda, "one server step along full local gradients; minimax"),

@@ -5,6 +5,7 @@
     F, F_1, F_2             z["head"]; where there are two, z["head"] and z["second"]
     cross-entropy           objective "train", of labelled rows, summed over the heads
     MCD's step B            objective "discord", the one minus the other; moves the heads alone
+    KD3A's loss             objective "distil", of rows with a class that others have voted for; moves G and the head
     L_IDD, disc             objective "idd", mean |softmax(F_1(G(x))) - softmax(F_2(G(x)))| over unlabelled rows; moves G alone
 
 A model with two heads predicts, of each example, as the head that is surer: whose largest probability is larger, the first of
@@ -85,6 +86,7 @@ class TwoHeads:
             "train": Objective(loss=self._train, sign={"x": 1, "head": 1, "second": 1}),
             "discord": Objective(loss=self._discord, sign={"head": 1, "second": 1}),
             "idd": Objective(loss=self._idd, sign={"x": 1}),
+            "distil": Objective(loss=self._distil, sign={"x": 1, "head": 1}),
         }
         self.functions: Mapping[str, Callable[[Tree, Batch], Any]] = {
             "predict": self._predict,
@@ -142,6 +144,13 @@ class TwoHeads:
         apart = (self._scores(one).softmax(1) - self._scores(two).softmax(1)).abs()
         each = apart.mean(1) if self._options.idd_reduction == "class_mean" else apart.sum(1)
         return batch.mean(each), self._aux(z, seen | of_one | of_two)
+
+    def _distil(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Any]]:
+        """Return the mean over all rows of ``ctx["used"]`` (B,) times the cross-entropy of ``ctx["soft"]`` (B, classes)."""
+        features, seen = self._features(z, batch, key)
+        logits, of_head = self._run("head", z, features, batch.weight, key)
+        each = -(ctx["soft"] * self._scores(logits).log_softmax(1)).sum(1)
+        return batch.mean(ctx["used"] * each), self._aux(z, seen | of_head)
 
     def _scores(self, logits: Tensor) -> Tensor:
         """Return what both losses take for logits."""

@@ -56,6 +56,10 @@ CASES: dict[str, tuple[str, dict]] = {
     "gt_gda": ("domain_adaptation", {"steps": 3, "batch_size": 7}),
     "gt_hsgd": ("domain_adaptation", {"batch_size": 7, "b": 0.3}),
     "fact": ("two_heads", {"batch_size": 7, "lr": 0.05, "targets": 3, "select": "last"}),
+    "kd3a": (
+        "two_heads",
+        {"batch_size": 7, "gate": 0.12, "gate_end": 0.15, "rounds": 3, "targets": 3},
+    ),
     "mcd": (
         "two_heads",
         {"steps": 2, "generator_steps": 1, "batch_size": 7, "lr": 0.05, "optimizer": {"momentum": 0.9}},
@@ -122,9 +126,9 @@ CUT = {
 """Algorithms that need a net with a last layer and others before it."""
 ASYNCHRONOUS = ("fedbuff", "fedasync", "fedfix")
 """Algorithms without cohorts, whose answers come in later rounds."""
-INVITE = {"fact": 2}
+INVITE = {"fact": 2, "kd3a": 4}
 """Clients asked a round, of algorithms that leave no choice."""
-LEARN_UNLABELLED = {"fact", "mcd", *(name for name, (task, _) in CASES.items() if task == "domain_adaptation")}
+LEARN_UNLABELLED = {"fact", "kd3a", "mcd", *(name for name, (task, _) in CASES.items() if task == "domain_adaptation")}
 """Algorithms that need clients without labels."""
 TARGET: dict[str, object] = {
     "population.dataset": {"name": "digits", "label_domains": True},

@@ -16,7 +16,6 @@ from typing import Literal
 
 import torch
 
-from fedfleet.algorithms.fact_work import WorkOptions
 from fedfleet.algorithms.options import AlgorithmOptions, CohortOptions
 from fedfleet.config import rules
 from fedfleet.config.checking import unknown
@@ -287,7 +286,7 @@ def check_domains(config: Config, test: Examples, domains: int) -> None:
 def check_proven(config: Config, algorithm: Algorithm) -> None:
     """Refuse steps that are made for another number of rounds. Raises ConfigError."""
     if algorithm.rounds not in (None, config.rounds):
-        key = "rounds" if isinstance(config.algorithm, WorkOptions) else "theory.rounds"
+        key = "rounds" if hasattr(config.algorithm, "rounds") else "theory.rounds"
         raise ConfigError(f"algorithm.{key}={algorithm.rounds}: the run has rounds={config.rounds}: make them the same")
 
 
