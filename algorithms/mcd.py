@@ -15,7 +15,7 @@ their own, which clients keep between rounds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -66,6 +66,29 @@ class Local(NamedTuple):
 
 def mcd(options: McdOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build MCD."""
+    plan = BatchPlan(size=options.batch_size, steps=options.steps, epochs=options.epochs, stratified="proportional")
+    return driven_apart(options, task, cohort, plan)
+
+
+def driven_apart(
+    options: McdOptions,
+    task: Task,
+    cohort: CohortOptions,
+    plan: BatchPlan,
+    first: str = "train",
+    ctx: Callable[[Key], Tree] = lambda key: None,
+) -> Algorithm:
+    """Build MCD with an objective of its own for step A.
+
+    Args:
+        options: of the steps.
+        task: the task.
+        cohort: who is invited.
+        plan: the minibatches.
+        first: the objective of step A.
+        ctx: what that is told, made on the device of a key.
+
+    """
     rule = options.optimizer.build()
     remembers = bool(T.leaves(rule.init({"x": torch.zeros(())})))
 
@@ -79,9 +102,11 @@ def mcd(options: McdOptions, task: Task, cohort: CohortOptions) -> Algorithm:
         state = client_state if remembers else fresh(shared)
         return Local(shared["z"], state["x"], state["heads"])
 
-    def moved(ops: Ops, name: str, lr: Any, local: Local, batch: Batch, key: Key, parts: tuple[str, ...]) -> Local:
+    def moved(
+        ops: Ops, name: str, lr: Any, local: Local, batch: Batch, key: Key, parts: tuple[str, ...], told: Tree = None
+    ) -> Local:
         """Take a step of some parts along an objective's direction."""
-        d, _ = ops.grad(name, local.z, batch, key, wrt=parts)
+        d, _ = ops.grad(name, local.z, batch, key, wrt=parts, ctx=told)
         steps, states = {}, [local.of_generator, local.of_heads]
         for i, mine in enumerate((GENERATOR, HEADS)):
             if set(mine) <= set(parts):
@@ -93,7 +118,7 @@ def mcd(options: McdOptions, task: Task, cohort: CohortOptions) -> Algorithm:
 
     def step(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: StepInfo, key: Key) -> Local:
         lr = shared["lr"]
-        local = moved(ops, "train", lr, local, batch, rng.fold(key, "A"), GENERATOR + HEADS)
+        local = moved(ops, first, lr, local, batch, rng.fold(key, "A"), GENERATOR + HEADS, ctx(key))
         local = moved(ops, "discord", lr, local, batch, rng.fold(key, "B"), HEADS)
         for i in range(options.generator_steps):
             local = moved(ops, "idd", lr, local, batch, rng.fold(key, "C", i), GENERATOR)
@@ -105,7 +130,6 @@ def mcd(options: McdOptions, task: Task, cohort: CohortOptions) -> Algorithm:
         state = {"x": local.of_generator, "heads": local.of_heads}
         return Message({"z": local.z}), state if remembers else client_state
 
-    plan = BatchPlan(size=options.batch_size, steps=options.steps, epochs=options.epochs, stratified="proportional")
     work = LocalWork(client_init=client_init, loops=(LocalLoop(step=step, batches=plan),), client_final=client_final)
     train = Phase(
         name="train", work=work, reduce={"z": Mean()}, weight="num_examples", client_state=fresh if remembers else None

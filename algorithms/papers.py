@@ -539,6 +539,15 @@ PAPERS: Mapping[str, tuple[Paper, ...]] = {
             2018,
         ),
     ),
+    "m3sda": (
+        Paper(
+            "peng2019moment",
+            "Peng, Xingchao and Bai, Qinxun and Xia, Xide and Huang, Zijun and Saenko, Kate and Wang, Bo",
+            "Moment Matching for Multi-Source Domain Adaptation",
+            "ICCV",
+            2019,
+        ),
+    ),
     "parallel_sgda": (_CDMA,),
     "local_sgda": (_LOCAL_SGDA,),
     "local_sgda_plus": (_LOCAL_SGDA,),

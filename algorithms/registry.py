@@ -45,6 +45,7 @@ from fedfleet.algorithms.irm import irm
 from fedfleet.algorithms.kd3a import Kd3aOptions, kd3a
 from fedfleet.algorithms.local_sgda import SgdaOptions, local_sgda
 from fedfleet.algorithms.local_sgda_plus import SgdaPlusOptions, local_sgda_plus
+from fedfleet.algorithms.m3sda import M3sdaOptions, m3sda
 from fedfleet.algorithms.mcd import McdOptions, mcd
 from fedfleet.algorithms.mime import MimeLiteOptions, MimeOptions, mime, mimelite
 from fedfleet.algorithms.omg import OmgOptions, omg
@@ -142,6 +143,7 @@ ROWS: dict[str, Entry[Build]] = {
         Kd3aOptions, kd3a, "sources vote on the examples of a target without labels: two phases (Feng et al. 2021)"
     ),
     "mcd": Entry(McdOptions, mcd, "two heads driven apart on a target, centralised (Saito et al. 2018)"),
+    "m3sda": Entry(M3sdaOptions, m3sda, "MCD with domains' moments matched, centralised (Peng et al. 2019)"),
     "parallel_sgda": Entry(ParallelOptions, parallel_sgda, "one server step along full local gradients; minimax"),
     "local_sgda": Entry(SgdaOptions, local_sgda, "local descent-ascent, averaged (Deng & Mahdavi 2021); minimax"),
     "local_sgda_plus": Entry(SgdaPlusOptions, local_sgda_plus, "local SGDA with a snapshot of x (ibid.); minimax"),

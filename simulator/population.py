@@ -29,6 +29,8 @@ class LocalData(NamedTuple):
         domain: (C,) int64.
         labelled: (C,) int64, how many of each client's examples have labels, which come first; None where all have.
         held: the clients' examples that are none of these, but held out to evaluate on; None where nothing is.
+        by_domain: (C, p) int64, how many of each client's examples are of each domain, which come one after the other; None
+            where that is not told.
 
     """
 
@@ -38,6 +40,7 @@ class LocalData(NamedTuple):
     domain: Tensor
     labelled: Tensor | None = None
     held: Held | None = None
+    by_domain: Tensor | None = None
 
 
 class Summary(NamedTuple):
@@ -92,6 +95,7 @@ class InMemoryPopulation:
         offsets: (N + 1,) int64, rising.
         domain: (N,) int64, the domain of each client, from 0 without a gap.
         labelled: (N,) int64, how many of a client's rows have labels, its first ones; None where all have.
+        by_domain: (N, p) int64, how many of a client's rows are of each domain, in that order; None where it is not told.
 
     """
 
@@ -100,6 +104,7 @@ class InMemoryPopulation:
     offsets: Tensor
     domain: Tensor
     labelled: Tensor | None = None
+    by_domain: Tensor | None = None
 
     @property
     def size(self) -> int:
@@ -128,7 +133,8 @@ class InMemoryPopulation:
         counts = self.num_examples(ids)
         rows = self.indices[padded_rows(self.offsets[ids], counts)]
         labelled = None if self.labelled is None else self.labelled[ids]
-        return LocalData(self.data, rows, counts, self.domain[ids], labelled)
+        by_domain = None if self.by_domain is None else self.by_domain[ids]
+        return LocalData(self.data, rows, counts, self.domain[ids], labelled, by_domain=by_domain)
 
     def labels(self, ids: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return the labels of clients (C,), one client after another, and how many each has, (C,); None without labels."""
@@ -140,10 +146,9 @@ class InMemoryPopulation:
     def to(self, device: torch.device) -> InMemoryPopulation:
         """Return the population with its tensors on a device."""
         data = {k: v.to(device) for k, v in self.data.items()}
-        labelled = None if self.labelled is None else self.labelled.to(device)
-        return InMemoryPopulation(
-            data, self.indices.to(device), self.offsets.to(device), self.domain.to(device), labelled
-        )
+        placed = [self.indices.to(device), self.offsets.to(device), self.domain.to(device)]
+        told = [None if v is None else v.to(device) for v in (self.labelled, self.by_domain)]
+        return InMemoryPopulation(data, *placed, *told)
 
     def withholding(self, unlabelled: Tensor) -> InMemoryPopulation:
         """Return the population without the labels of some rows, (rows,) bool: ``y`` is -1 there, and a column "target" true.
@@ -157,6 +162,21 @@ class InMemoryPopulation:
         y = torch.where(unlabelled, -1, self.data["y"])
         data = {**self.data, "y": y, "target": unlabelled}
         return replace(self, data=data, indices=self.indices[order], labelled=labelled)
+
+    def telling(self, domain: Tensor) -> InMemoryPopulation:
+        """Return the population whose rows say of which domain they are, (rows,) int64, in a column "domain" (rows, p) bool.
+
+        Domains whose labels are withheld come last, and a client's rows are in the order of domains.
+        """
+        count = int(domain.max()) + 1
+        hidden = self.data.get("target", torch.zeros_like(domain, dtype=torch.bool))
+        last = torch.zeros(count, dtype=torch.bool).index_fill_(0, domain[hidden].unique(), True)
+        place = last.to(torch.int64).argsort(stable=True).argsort()[domain]
+        owner = torch.arange(self.size).repeat_interleave(self.offsets.diff())
+        cell = owner * count + place[self.indices]
+        by_domain = torch.bincount(cell, minlength=self.size * count).view(self.size, count)
+        data = {**self.data, "domain": place[:, None] == torch.arange(count)}
+        return replace(self, data=data, indices=self.indices[cell.argsort(stable=True)], by_domain=by_domain)
 
     def keeping(self, rows: Tensor) -> InMemoryPopulation:
         """Return the population of the rows (rows,) bool alone; clients that have none of them are left out."""

@@ -98,7 +98,9 @@ class BatchPlan:
         shuffle: False walks in stored order.
         stratified: how batches of a client with labelled and unlabelled examples hold both. None: as they come. "spread": evenly
             along each pass, every example once. "proportional": in one proportion in every batch, labelled ones first, their
-            number rounded down; each kind is gone through by itself, and no batch is short.
+            number rounded down; each kind is gone through by itself, and no batch is short. "domains": as many of each domain that
+            the client has, in the order of their numbers; each domain is gone through by itself. ``batch.data["domain"]``
+            (B, p) bool then says which domain a row is of.
         held_out: walk through the examples that are held out of the client's work instead.
         free: a look that costs nothing beside training, such as at labels.
         drawn: each example is in each batch with probability size / examples, for itself (Poisson sampling); ``size`` is what a
@@ -113,7 +115,7 @@ class BatchPlan:
     epochs: int | None = None
     per_step: int = 1
     shuffle: bool = True
-    stratified: Literal["spread", "proportional"] | None = None
+    stratified: Literal["spread", "proportional", "domains"] | None = None
     held_out: bool = False
     free: bool = False
     drawn: bool = False

@@ -5,6 +5,7 @@
     F, F_1, F_2             z["head"]; where there are two, z["head"] and z["second"]
     cross-entropy           objective "train", of labelled rows, summed over the heads
     MCD's step B            objective "discord", the one minus the other; moves the heads alone
+    M3SDA's step 1          objective "matched", the cross-entropy of each source domain, and how far domains' moments are apart
     KD3A's loss             objective "distil", of rows with a class that others have voted for; moves G and the head
     L_IDD, disc             objective "idd", mean |softmax(F_1(G(x))) - softmax(F_2(G(x)))| over unlabelled rows; moves G alone
 
@@ -27,6 +28,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree, rng
+from fedfleet.tasks import moments
 from fedfleet.tasks.losses import cross_entropy
 from fedfleet.tasks.options import DataShape, Net, TaskOptions, Width
 from fedfleet.tasks.pretrained import Weights
@@ -86,6 +88,7 @@ class TwoHeads:
             "train": Objective(loss=self._train, sign={"x": 1, "head": 1, "second": 1}),
             "discord": Objective(loss=self._discord, sign={"head": 1, "second": 1}),
             "idd": Objective(loss=self._idd, sign={"x": 1}),
+            "matched": Objective(loss=self._matched, sign={"x": 1, "head": 1, "second": 1}),
             "distil": Objective(loss=self._distil, sign={"x": 1, "head": 1}),
         }
         self.functions: Mapping[str, Callable[[Tree, Batch], Any]] = {
@@ -119,15 +122,36 @@ class TwoHeads:
         return self._run("x", z, x, batch.weight, key)
 
     def _train(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Any]]:
-        """Return the cross-entropy of the labelled rows, summed over the heads there are."""
+        """Return the cross-entropy of the labelled rows, summed over the heads there are.
+
+        It is the mean over the rows, or, where these say of which domain they are, the sum of the domains' means.
+        """
+        total, _, seen = self._entropies(z, batch, key)
+        return total, self._aux(z, seen)
+
+    def _entropies(self, z: Tree, batch: Batch, key: Key) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return the same, with the features (B, width) and the statistics after that."""
         batch = batch.only(~batch.data["target"]) if "target" in batch.data else batch
         features, seen = self._features(z, batch, key)
         total = features.new_zeros(())
         for head in heads_of(z):
             logits, of_head = self._run(head, z, features, batch.weight, key)
-            total = total + batch.mean(cross_entropy(self._scores(logits), batch.y.clamp(min=0)))
+            each = cross_entropy(self._scores(logits), batch.y.clamp(min=0))
+            domains = batch.data["domain"].unbind(1) if "domain" in batch.data else ()
+            total = total + (sum(batch.only(d).mean(each) for d in domains) if domains else batch.mean(each))
             seen |= of_head
-        return total, self._aux(z, seen)
+        return total, features, seen
+
+    def _matched(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Any]]:
+        """Return the cross-entropy of the labelled rows and how far domains are apart, by ``ctx["moments"]`` (K,) weights."""
+        target, real = batch.data["target"], batch.weight > 0
+        value, features, seen = self._entropies(z, batch, key)
+        known = {**z, **self._aux(z, seen)}
+        of_target, seen = self._features(known, batch.only(target), rng.fold(key, "target"))
+        features = torch.where(target[:, None], of_target, features)
+        sources = batch.data["domain"] & (real & ~target)[:, None]
+        apart = moments.distance(features, sources, real & target, ctx["moments"].to(features.dtype))
+        return value + apart, self._aux(known, seen)
 
     def _discord(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Any]]:
         """Return the cross-entropy of the labelled rows minus the discrepancy of the others."""

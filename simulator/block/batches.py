@@ -114,6 +114,7 @@ def schedule(
     steps: int | None = None,
     limit: Tensor | None = None,
     labelled: Tensor | None = None,
+    by_domain: Tensor | None = None,
 ) -> BatchSchedule:
     """Lay out local steps.
 
@@ -125,6 +126,7 @@ def schedule(
         steps: replaces ``plan.steps`` (a random K of this round).
         limit: (C,) int64 steps after which each client stops, if it has not finished.
         labelled: (C,) int64 real rows that have labels, the first ones; None where all have.
+        by_domain: (C, p) int64 real rows of each domain, one after the other; None where that is not told.
 
     """
     clients, n = rows.shape
@@ -146,7 +148,9 @@ def schedule(
     real = place < counts[:, None, None]
     place = torch.where(real, place, torch.zeros_like(place))
     spread = None if plan.stratified is None else labelled
-    if plan.stratified == "proportional" and labelled is not None:
+    if plan.stratified == "domains" and by_domain is not None:
+        place, real = _by_domain(plan, batch, by_domain, size, keys)
+    elif plan.stratified == "proportional" and labelled is not None:
         place, real = _stratified(plan, batch, counts, labelled, size, keys)
     elif (plan.shuffle and not plan.drawn) or spread is not None:
         epochs = int(epoch.max()) + 1
@@ -197,7 +201,8 @@ def walked(
             rows, counts = local.held if plan.held_out and local.held else (local.rows, local.counts)
             walks.append(schedule(plan, rows, counts, key))
             continue
-        walks.append(schedule(plan, local.rows, local.counts, key, steps, left, local.labelled))
+        told = local.labelled, local.by_domain
+        walks.append(schedule(plan, local.rows, local.counts, key, steps, left, *told))
         left = None if left is None else left - walks[-1].active.sum(1)
     return tuple(walks)
 
@@ -251,6 +256,33 @@ def _stratified(
     places = torch.where((at < mine[:, None])[:, None], result[0], labelled[:, None, None] + result[1])
     real = (at < rows[:, None])[:, None].expand(places.shape)
     return torch.where(real, places, torch.zeros_like(places)), real
+
+
+def _by_domain(plan: BatchPlan, batch: Tensor, by_domain: Tensor, size: int, keys: Key) -> tuple[Tensor, Tensor]:
+    """Return the places (C, T * per_step, B) of batches that hold as many rows of each domain, and which are real.
+
+    A batch goes on where the one before ended in each domain, which is shuffled anew each time it is gone through. One with
+    fewer rows than its part of a batch is gone through more than once there.
+    """
+    there = by_domain > 0
+    domains = there.sum(1)
+    each = by_domain.sum(1).clamp(max=size).div(domains.clamp(min=1), rounding_mode="floor").clamp(min=1)[:, None]
+    at = torch.arange(size, device=by_domain.device).expand(len(by_domain), -1)  # (C, B)
+    part = at.div(each, rounding_mode="floor")
+    last = (domains - 1).clamp(min=0)[:, None]
+    domain = (~there).to(torch.int64).argsort(dim=1, stable=True).gather(1, part.minimum(last))
+    so_far = batch[..., None] * each[:, None] + (at - part * each)[:, None]  # (C, T * per_step, B)
+    some = by_domain.gather(1, domain).clamp(min=1)[:, None]
+    turn, inside = so_far.div(some, rounding_mode="floor"), so_far % some
+    if plan.shuffle:
+        for d in range(by_domain.shape[1]):
+            mine = (domain == d)[:, None]
+            zero = torch.zeros_like(turn)
+            where = torch.where(mine, turn, zero), torch.where(mine, inside, zero)
+            inside = torch.where(mine, _shuffled(rng.fold(keys, "domain", d), by_domain[:, d], *where), inside)
+    first = (by_domain.cumsum(1) - by_domain).gather(1, domain)
+    real = (part < domains[:, None])[:, None].expand(so_far.shape)
+    return torch.where(real, first[:, None] + inside, torch.zeros_like(inside)), real
 
 
 def _shuffled(keys: Key, counts: Tensor, turn: Tensor, place: Tensor) -> Tensor:

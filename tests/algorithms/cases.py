@@ -64,6 +64,10 @@ CASES: dict[str, tuple[str, dict]] = {
         "two_heads",
         {"steps": 2, "generator_steps": 1, "batch_size": 7, "lr": 0.05, "optimizer": {"momentum": 0.9}},
     ),
+    "m3sda": (
+        "two_heads",
+        {"steps": 2, "generator_steps": 1, "batch_size": 7, "lr": 0.05, "penalty": 0.3, "optimizer": {"momentum": 0.9}},
+    ),
     "cdma_ada": ("auc", {"steps": 3, "batch_size": 7, "decay": 0.3, "alpha": 0.9}),
     "fednova": ("classification", {"epochs": 1, "batch_size": 7, "momentum": 0.8, "mu": 0.1}),
     "feddyn": ("classification", {"epochs": 1, "batch_size": 7, "alpha": 0.5, "clip_norm": 5.0}),
@@ -128,7 +132,13 @@ ASYNCHRONOUS = ("fedbuff", "fedasync", "fedfix")
 """Algorithms without cohorts, whose answers come in later rounds."""
 INVITE = {"fact": 2, "kd3a": 4}
 """Clients asked a round, of algorithms that leave no choice."""
-LEARN_UNLABELLED = {"fact", "kd3a", "mcd", *(name for name, (task, _) in CASES.items() if task == "domain_adaptation")}
+LEARN_UNLABELLED = {
+    "fact",
+    "kd3a",
+    "mcd",
+    "m3sda",
+    *(name for name, (task, _) in CASES.items() if task == "domain_adaptation"),
+}
 """Algorithms that need clients without labels."""
 TARGET: dict[str, object] = {
     "population.dataset": {"name": "digits", "label_domains": True},

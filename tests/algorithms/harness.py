@@ -151,10 +151,20 @@ def with_targets(world: World) -> World:
     return World(world.task, p.withholding(hidden))
 
 
-def with_held_out(algorithm: Algorithm, world: World) -> World:
-    """For algorithms that measure models on examples that clients do not learn from: they keep a quarter."""
-    wanted = any(stage.batches.held_out for phase in algorithm.phases for stage in phase.work.loops)
-    return replace(world, population=HeldOut(world.population, 0.25, 0)) if wanted else world
+def as_asked(algorithm: Algorithm, world: World) -> World:
+    """Return the world with what an algorithm asks of its clients.
+
+    They keep a quarter of their examples from their work, if models are measured on these. Where batches are made by domain, examples
+    with labels are of two domains, by these, and the others of a third.
+    """
+    plans = [stage.batches for phase in algorithm.phases for stage in phase.work.loops]
+    population = world.population
+    if any(plan.stratified == "domains" for plan in plans):
+        y = population.data["y"]
+        population = population.telling(torch.where(y < 0, 2, y % 2))
+    if any(plan.held_out for plan in plans):
+        population = HeldOut(population, 0.25, 0)
+    return replace(world, population=population)
 
 
 def build(name: str, task: Task, cohort: CohortOptions | None = None, **options: Any) -> Algorithm:
@@ -178,7 +188,7 @@ def records(
     device: str = "cpu",
     **given: Any,
 ) -> Iterator[RoundRecord]:
-    world = with_held_out(algorithm, world)
+    world = as_asked(algorithm, world)
     more = {
         "captures": captures or Captures(),
         "held": held or ClosureTensors(tries=False),

@@ -35,7 +35,7 @@ from fedfleet.simulator.fleet.devices import Load, Times
 from fedfleet.simulator.fleet.policies import Siwer, WaitAll
 from fedfleet.simulator.fleet.responses import Federation
 from tests.algorithms.cases import ASYNCHRONOUS, INVITE, MODEL, ROWS
-from tests.algorithms.harness import NET, World, build, digits, flat, with_held_out
+from tests.algorithms.harness import NET, World, as_asked, build, digits, flat
 from tests.simulator.device.nominal import on_device, placed
 
 FALLING = Schedule(kind="step", every=1, factor=0.5)
@@ -155,7 +155,7 @@ def history(name: str, how: How) -> History:
 def _run(name: str, how: How, folder: Path) -> History:
     where, spy, captures = world(name, how), Spy(), Captures(after=1 if how.captured else None)
     made = algorithm(name, where, how)
-    where = with_held_out(made, where)
+    where = as_asked(made, where)
     z = T.map(lambda x: x.to(how.dtype) if x.is_floating_point() else x, where.task.init(how.seed))
     held = ClosureTensors(tries=how == How("factored"))
     common: Any = {"captures": captures, "held": held, "device": how.device}

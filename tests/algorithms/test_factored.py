@@ -6,7 +6,7 @@ import pytest
 import torch
 from cases import CASES, MODEL
 from cases import INVITE as PRESCRIBED
-from harness import World, build, digits, flat, records, with_held_out
+from harness import World, as_asked, build, digits, flat, records
 
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.config.population import problem
@@ -84,7 +84,7 @@ def test_the_weights_stay_factored_unless_the_algorithm_needs_them_multiplied_ou
     where = world(task, "mlp")
     z = T.map(torch.Tensor.double, where.task.init(0))
     algorithm = build(name, where.task, cohort(name), **options)
-    where = with_held_out(algorithm, where)
+    where = as_asked(algorithm, where)
     setup = Setup.of(algorithm, where.task, where.population, "serial")
     people = where.population
     notes = probe(algorithm, z, problem(people), setup)

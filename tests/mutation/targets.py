@@ -71,6 +71,7 @@ _HELD: dict[str, list[str]] = {
     "algorithms/lambda_sets.py": [f"{A}lambda_sets.py", *AGNOSTIC[2:3]],
     "algorithms/local.py": [*AVERAGING, *MINIMAX],
     "algorithms/local_sgda_plus.py": MINIMAX,
+    "algorithms/m3sda.py": [f"{A}m3sda.py"],
     "algorithms/matching.py": [f"{A}omg.py"],
     "algorithms/mcd.py": [f"{A}mcd.py"],
     "algorithms/mime.py": DROPOUT,

@@ -17,6 +17,7 @@ from fedfleet.config.population import (
     make_population,
     problem,
     with_clients,
+    with_domains,
     with_held_out,
     with_roles,
 )
@@ -99,7 +100,7 @@ def federate(x: Loaded, task: Task | None = None, algorithm: Algorithm | None = 
     resolve.check_roles(config, algorithm, task)
     population = with_roles(config, data, dealt, unlabelled=resolve.unlabelled(algorithm, task))
     check_source_share(task, population)
-    population = with_held_out(config, population, algorithm)
+    population = with_held_out(config, with_domains(config, data, population, algorithm), algorithm)
     result, summary, z = problem(population), population.summary(), task.init(config.seed)
     weights.check_vocabularies(config, data.names.vocabulary)
     net_advice = task_setup.net_advice(config, task, z, data)

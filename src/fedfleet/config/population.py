@@ -171,6 +171,33 @@ def with_roles(config: Config, data: Data, population: Population, *, unlabelled
     return population.withholding(of) if unlabelled else population.keeping(~of)
 
 
+def with_domains(config: Config, data: Data, population: Population, algorithm: Algorithm) -> Population:
+    """Return clients whose examples say of which domain they are, where batches are made by it. Raises ConfigError."""
+    plans = [stage.batches for phase in algorithm.phases for stage in phase.work.loops]
+    plans = [plan for plan in plans if plan.stratified == "domains"]
+    if not plans:
+        return population
+    name = config.algorithm.name
+    if (
+        not isinstance(population, InMemoryPopulation)
+        or isinstance(data, FederatedDataset)
+        or data.train.domain is None
+    ):
+        raise ConfigError(
+            f"algorithm.name={name!r}: it takes as many examples of each domain, and those of {data.name!r} say none: choose "
+            f"a data set of several domains that population.partition deals, such as domains_digits"
+        )
+    told = population.telling(data.train.domain)
+    assert told.by_domain is not None
+    most = int((told.by_domain > 0).sum(1).max())
+    for size in {plan.size for plan in plans if plan.size is not None and plan.size < most}:
+        raise ConfigError(
+            f"algorithm.batch_size={size}: a batch holds as many examples of each domain of a client, and there are {most}: "
+            f"raise it to {most} at least"
+        )
+    return told
+
+
 def with_held_out(config: Config, population: Population, algorithm: Algorithm) -> Population:
     """Return clients that keep some of their examples from their work, where they are to. Raises ConfigError."""
     share, least = config.population.held_out, population.summary().min_examples

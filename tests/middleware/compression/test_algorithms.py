@@ -31,7 +31,7 @@ from fedfleet.simulator.fleet.availability import Bernoulli
 from fedfleet.simulator.fleet.policies import Siwer
 from fedfleet.simulator.fleet.responses import Federation
 from tests.algorithms.cases import CASES, INVITE, MODEL
-from tests.algorithms.harness import NET, Bowl, World, build, digits, flat, play, records, rows, with_held_out
+from tests.algorithms.harness import NET, Bowl, World, as_asked, build, digits, flat, play, records, rows
 from tests.middleware.compression.test_transforms import made
 
 OWED = {"name": "random_k", "share": 0.3, "error_feedback": True}
@@ -44,7 +44,7 @@ SEVERAL = ("fedavg", "fedbuff", "fedpac", "fediir", "fact", "gt_hsgd", "drfa", "
 
 def sending(algorithm: Algorithm, world: World, *names: Any) -> Algorithm:
     """The algorithm with transforms, as an experiment makes it."""
-    world = with_held_out(algorithm, world)
+    world = as_asked(algorithm, world)
     setup = Setup.of(algorithm, world.task, world.population, "serial")
     return transformed(algorithm, made(*names), tried(algorithm, world.task.init(0), problem(world.population), setup))
 

@@ -274,6 +274,44 @@ def test_stratified_passes_are_shuffled_anew_and_by_client():
     assert not {tuple(p) for each in passes for p in each} & {tuple(p) for each in others for p in each}
 
 
+@given(
+    counts=st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any), min_size=1, max_size=4),
+    size=st.integers(3, 9),
+    steps=st.integers(1, 6),
+    shuffle=st.booleans(),
+)
+def test_batches_by_domain_hold_as_many_of_each_and_go_through_each_by_itself(counts, size, steps, shuffle):
+    """Examples of each of three domains, of which a client may lack some."""
+    plan = BatchPlan(size=size, steps=steps, stratified="domains", shuffle=shuffle)
+    by_domain = torch.tensor(counts)
+    totals = [sum(c) for c in counts]
+    found = schedule(plan, *block(totals), keys_of(len(counts)), by_domain=by_domain)
+    for c, mine in enumerate(counts):
+        there = [d for d, n in enumerate(mine) if n]
+        each = max(1, min(size, totals[c], found.weight.shape[2]) // len(there))
+        first = int(block(totals)[0][c, 0])
+        seen: dict[int, list[int]] = {d: [] for d in there}
+        for rows, weight in zip(found.rows[c], found.weight[c], strict=True):
+            places = (rows[weight > 0] - first).tolist()
+            assert len(places) == each * len(there)
+            for k, d in enumerate(there):
+                part = [p - sum(mine[:d]) for p in places[k * each : (k + 1) * each]]
+                assert all(0 <= p < mine[d] for p in part)
+                seen[d] += part
+        for d, passed in seen.items():
+            for start in range(0, len(passed) - mine[d] + 1, mine[d]):
+                assert sorted(passed[start : start + mine[d]]) == list(range(mine[d]))  # each pass has all
+            assert shuffle or passed == [i % mine[d] for i in range(len(passed))]
+
+
+def test_passes_by_domain_are_shuffled_anew_and_apart():
+    plan = BatchPlan(size=24, steps=2, stratified="domains")
+    found = schedule(plan, *block([24, 24]), keys_of(2), by_domain=torch.tensor([[12, 12], [12, 12]]))
+    one, two = (found.rows[:, t] - torch.tensor([[0], [24]]) for t in (0, 1))
+    orders = [*one[:, :12].tolist(), *(one[:, 12:] - 12).tolist(), *two[:, :12].tolist()]
+    assert len({tuple(order) for order in orders}) == 6
+
+
 def test_all_labelled_batches_are_as_ever():
     plan, both = BatchPlan(size=4, steps=5), BatchPlan(size=4, steps=5, stratified="proportional")
     for a, b in zip(walk(plan, [7, 9]), walk(both, [7, 9]), strict=True):
