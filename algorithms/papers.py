@@ -539,6 +539,15 @@ PAPERS: Mapping[str, tuple[Paper, ...]] = {
             2018,
         ),
     ),
+    "fedka": (
+        Paper(
+            "sun2022feature",
+            "Sun, Yuwei and Chong, Ng and Ochiai, Hideya",
+            "Feature Distribution Matching for Federated Domain Generalization",
+            "ACML",
+            2022,
+        ),
+    ),
     "m3sda": (
         Paper(
             "peng2019moment",

@@ -28,6 +28,7 @@ from fedfleet.algorithms.feddyn import FedDynOptions, feddyn
 from fedfleet.algorithms.fedfix import FedFixOptions, fedfix
 from fedfleet.algorithms.fedga import FedGaOptions, fedga
 from fedfleet.algorithms.fediir import FedIirOptions, fediir
+from fedfleet.algorithms.fedka import FedKaOptions, fedka
 from fedfleet.algorithms.fedmm import FedMmOptions, fedmm
 from fedfleet.algorithms.fednova import FedNovaOptions, fednova
 from fedfleet.algorithms.fedpac import FedPacOptions, fedpac
@@ -141,6 +142,11 @@ ROWS: dict[str, Entry[Build]] = {
     ),
     "kd3a": Entry(
         Kd3aOptions, kd3a, "sources vote on the examples of a target without labels: two phases (Feng et al. 2021)"
+    ),
+    "fedka": Entry(
+        FedKaOptions,
+        fedka,
+        "features matched with the target's, and votes on its classes: two phases (Sun et al. 2022)",
     ),
     "mcd": Entry(McdOptions, mcd, "two heads driven apart on a target, centralised (Saito et al. 2018)"),
     "m3sda": Entry(M3sdaOptions, m3sda, "MCD with domains' moments matched, centralised (Peng et al. 2019)"),

@@ -45,6 +45,14 @@ class Given(DomainConfig):
     target: str | int | tuple[str | int, ...] = ()
     """Domains, by name, or by number where they have none, whose examples have no labels but for evaluation: targets. All others
     are sources."""
+    share_target: bool = False
+    """Source clients hold the examples of the targets too, without labels: for methods that match features with them there."""
+
+    @model_validator(mode="after")
+    def _applies(self) -> Given:
+        if self.share_target and not self.asked:
+            raise ValueError("share_target=true: there is no target to share: name one in domains.target")
+        return self
 
     @property
     def asked(self) -> tuple[str | int, ...]:

@@ -163,6 +163,19 @@ class InMemoryPopulation:
         data = {**self.data, "y": y, "target": unlabelled}
         return replace(self, data=data, indices=self.indices[order], labelled=labelled)
 
+    def sharing(self) -> InMemoryPopulation:
+        """Return the population in which clients with labels hold all examples without labels, too, after their own."""
+        assert self.labelled is not None  # labels are withheld from somebody
+        owner = torch.arange(self.size).repeat_interleave(self.offsets.diff())
+        hidden = self.data["target"][self.indices]
+        sources, every = self.labelled.nonzero().flatten(), self.indices[hidden]
+        kept = ~hidden | (self.labelled[owner] == 0)
+        owners = torch.cat([owner[kept], sources.repeat_interleave(len(every))])
+        rows = torch.cat([self.indices[kept], every.repeat(len(sources))])
+        sizes = torch.bincount(owners, minlength=self.size)
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+        return replace(self, indices=rows[owners.argsort(stable=True)], offsets=offsets)
+
     def telling(self, domain: Tensor) -> InMemoryPopulation:
         """Return the population whose rows say of which domain they are, (rows,) int64, in a column "domain" (rows, p) bool.
 

@@ -30,6 +30,7 @@ from torch import Tensor
 from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree, rng
 from fedfleet.tasks import adaptation_nets, adversaries
 from fedfleet.tasks.adaptation_nets import Takes
+from fedfleet.tasks.kernels import mk_mmd
 from fedfleet.tasks.losses import cross_entropy
 from fedfleet.tasks.options import DataShape, Net, TaskOptions, Width
 from fedfleet.tasks.pretrained import NETS, Weights
@@ -154,9 +155,16 @@ class DomainAdaptation:
         sign = {"x": 1.0, "y": options.y_sign}
         train = Objective(loss=self._loss, sign={p: sign[p] for p in players})
         self.objectives = {"train": train, "shifted": shifted(train)}
+        if options.loss == "dann":
+            self.objectives |= {
+                "reversed": Objective(loss=self._reversed, sign={"x": 1, "y": 1}),
+                "mkmmd": Objective(loss=self._mkmmd, sign={"x": 1}),
+                "voted": Objective(loss=self._voted, sign={"x": 1}),
+            }
         self.functions: Mapping[str, Callable[[Tree, Batch], Any]] = {
             "predict": self._predict,
             "per_example": self._per_example,
+            "features": lambda z, batch: self.features(z, batch.x),
         }
 
     def _build(self, seed: int) -> adaptation_nets.Nets:
@@ -226,6 +234,35 @@ class DomainAdaptation:
             return value, aux
         judged = self.judged(z, features, logits, Pass(batch.weight, rng.fold(key, "adversary")))
         return value - o.nu * self._domain_loss(judged, logits, batch, target), aux
+
+    def _reversed(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Mapping[str, Tensor], Tree]:
+        """Return FedKA's disentangler: DANN by reversed gradients of weight ``ctx["alpha"]``, a loss each for x and y.
+
+        The adversary's is the sum of both domains' means.
+        """
+        target = _target(batch)
+        features, counted = self._features(z, batch.x, Pass(batch.weight, key))
+        logits = self.logits(z, features, Pass(batch.weight, rng.fold(key, "head")))
+        judged = self.judged(z, features, logits, Pass(batch.weight, rng.fold(key, "adversary")))
+        each = adversaries.domain_entropy(judged, target)
+        told = batch.only(~target).mean(each) + batch.only(target).mean(each)
+        value = batch.only(~target).mean(cross_entropy(logits, batch.y.clamp(min=0)))
+        return {"x": value - ctx["alpha"] * told, "y": told}, {BUFFERS: counted} if BUFFERS in z else {}
+
+    def _mkmmd(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, Tree]:
+        """Return ``ctx["alpha"]`` times MK-MMD of the sources' features and ``ctx["others"]`` (B, width) of the targets' rows."""
+        target, real = _target(batch), batch.weight > 0
+        features, counted = self._features(z, batch.x, Pass(batch.weight * ~target, key))
+        features = torch.where(target[:, None], ctx["others"], features)
+        value = ctx["alpha"] * mk_mmd(features, real & ~target, real & target)
+        return value, {BUFFERS: counted} if BUFFERS in z else {}
+
+    def _voted(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, Tree]:
+        """Return ``ctx["alpha"]`` times the cross-entropy of the classes ``ctx["winner"]`` (B,)."""
+        features, counted = self._features(z, batch.x, Pass(batch.weight, key))
+        logits = self.logits(z, features, Pass(batch.weight, rng.fold(key, "head")))
+        value = ctx["alpha"] * batch.mean(cross_entropy(logits, ctx["winner"]))
+        return value, {BUFFERS: counted} if BUFFERS in z else {}
 
     def _task_loss(self, logits: Tensor, batch: Batch, target: Tensor) -> Tensor:
         each = cross_entropy(logits, batch.y.clamp(min=0))  # rows without labels do not count

@@ -64,6 +64,19 @@ CASES: dict[str, tuple[str, dict]] = {
         "two_heads",
         {"steps": 2, "generator_steps": 1, "batch_size": 7, "lr": 0.05, "optimizer": {"momentum": 0.9}},
     ),
+    "fedka": (
+        "domain_adaptation",
+        {
+            "steps": 2,
+            "pairs": 4,
+            "every": 2,
+            "votes": 2,
+            "batch_size": 8,
+            "lr": 0.05,
+            "rounds": 3,
+            "optimizer": {"momentum": 0.9},
+        },
+    ),
     "m3sda": (
         "two_heads",
         {"steps": 2, "generator_steps": 1, "batch_size": 7, "lr": 0.05, "penalty": 0.3, "optimizer": {"momentum": 0.9}},
@@ -148,6 +161,7 @@ TARGET: dict[str, object] = {
 BY_LABEL: dict[str, object] = {"domains": {"kind": "label"}}
 NEEDS: dict[str, dict[str, object]] = {
     **dict.fromkeys(LEARN_UNLABELLED, TARGET),
+    "fedka": {**TARGET, "domains": {"target": [8, 9], "share_target": True}},
     "cluster_fedvarp": {**BY_LABEL, "cohort": {"size": 8, "wait_for": "all"}},
     "clustered_sampling": {"cohort": {"size": 8, "wait_for": "all"}},
     "vrex": BY_LABEL,

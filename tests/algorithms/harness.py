@@ -154,11 +154,11 @@ def with_targets(world: World) -> World:
 def as_asked(algorithm: Algorithm, world: World) -> World:
     """Return the world with what an algorithm asks of its clients.
 
-    They keep a quarter of their examples from their work, if models are measured on these. Where batches are made by domain, examples
-    with labels are of two domains, by these, and the others of a third.
+    They keep a quarter of their examples from their work, if models are measured on these. Where batches are made by domain,
+    examples with labels are of two domains, by these, and the others of a third.
     """
     plans = [stage.batches for phase in algorithm.phases for stage in phase.work.loops]
-    population = world.population
+    population = world.population.sharing() if algorithm.name == "fedka" else world.population
     if any(plan.stratified == "domains" for plan in plans):
         y = population.data["y"]
         population = population.telling(torch.where(y < 0, 2, y % 2))

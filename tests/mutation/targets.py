@@ -51,6 +51,7 @@ _HELD: dict[str, list[str]] = {
     "algorithms/fedfix.py": [f"{A}dropout_baselines.py"],
     "algorithms/fedga.py": [f"{A}domain_methods.py"],
     "algorithms/fediir.py": [f"{A}generalisation.py"],
+    "algorithms/fedka.py": [f"{A}fedka.py"],
     "algorithms/fedmm.py": FEDMM[:1],
     "algorithms/fednova.py": DROPOUT,
     "algorithms/fedpac.py": [f"{A}own_heads.py"],

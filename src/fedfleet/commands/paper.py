@@ -84,6 +84,9 @@ class PaperTable(Options):
     paper: dict[str, Printed] = Field(default={})
     """Row -> column -> what is printed there: a number, or a mean and a standard deviation; "worst" and "mean" are columns."""
 
+    cited: dict[str, Printed] = Field(default={})
+    """Rows of the paper's that are not run here, such as those it takes from other papers: row -> column -> what is printed."""
+
     def compared(self, rows: Iterable[str]) -> dict[str, str]:
         """Return row -> the row that it is compared with."""
         if isinstance(self.baseline, str):
@@ -119,8 +122,11 @@ def read(path: Path) -> PaperTable:
     except (OSError, TypeError, ValueError) as e:
         raise ConfigError(f"{path}: cannot be read ({one_line(e)}): give the YAML file of a table") from None
     printed = {*result.columns, WORST, MEAN}
-    if strange := [f"{row}.{c}" for row, values in result.paper.items() for c in values if c not in printed]:
-        raise ConfigError(f"{path}: paper.{strange[0]}: no such column: choose of {', '.join(result.columns)}")
+    for key, rows in (("paper", result.paper), ("cited", result.cited)):
+        if strange := [f"{row}.{c}" for row, values in rows.items() for c in values if c not in printed]:
+            raise ConfigError(f"{path}: {key}.{strange[0]}: no such column: choose of {', '.join(result.columns)}")
+    if twice := [row for row in result.cited if row in result.paper]:
+        raise ConfigError(f"{path}: cited.{twice[0]}: it is a row of paper too: leave it out of one")
     for key, columns in (("worst_of", result.worst_of), ("mean_of", result.mean_of)):
         if unknown := [c for c in columns if c not in result.columns]:
             raise ConfigError(f"{path}: {key}: {unknown[0]!r} is none of the columns {', '.join(result.columns)}")
@@ -248,6 +254,9 @@ def _ours(table: PaperTable, result: Found) -> Iterator[str]:
         if label in table.paper:  # whose worst is the worst of the means
             names = [*("" if c == WORST else c for c in mine), *([WORST] if table.worst_of else [])]
             yield f"| | paper | {' | '.join(_printed(table.paper[label].get(c), table.digits) for c in names)} |"
+    for label, printed in table.cited.items():
+        cells = [_printed(printed.get(c), table.digits) for c in heads]
+        yield f"| {label} | paper | {' | '.join(cells)} |"
 
 
 def _differences(table: PaperTable, result: Found) -> Iterator[str]:

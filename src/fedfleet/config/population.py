@@ -13,7 +13,7 @@ from fedfleet.config.plugins import place
 from fedfleet.config.schema import Config
 from fedfleet.config.selection import asked
 from fedfleet.config.user_data import Data, of_place, sampled
-from fedfleet.datasets.domain_config import ClientFeatures
+from fedfleet.datasets.domain_config import ClientFeatures, Given
 from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
 from fedfleet.datasets.files import DataError, data_dir
 from fedfleet.datasets.partition import Partition
@@ -168,7 +168,15 @@ def with_roles(config: Config, data: Data, population: Population, *, unlabelled
             "population.partition deals"
         )
     of = torch.isin(data.train.domain, torch.tensor(chosen))
-    return population.withholding(of) if unlabelled else population.keeping(~of)
+    shared = isinstance(config.domains, Given) and config.domains.share_target
+    if shared and not unlabelled:
+        raise ConfigError(
+            f"domains.share_target=true: {config.algorithm.name} does not learn from examples without labels: leave it out"
+        )
+    if not unlabelled:
+        return population.keeping(~of)
+    held = population.withholding(of)
+    return held.sharing() if shared else held
 
 
 def with_domains(config: Config, data: Data, population: Population, algorithm: Algorithm) -> Population:

@@ -35,3 +35,14 @@ def test_an_unknown_row_is_refused(tmp_path, baseline):
     (tmp_path / "t.yaml").write_text(yaml.safe_dump(written))
     with pytest.raises(ConfigError, match=r"baseline: 'd' is no label of compare in c\.yaml"):
         paper.run(tmp_path / "t.yaml", None, 1, tmp_path / "out", progress=None)  # type: ignore[arg-type]
+
+
+def test_rows_that_are_cited_alone_stand_below_those_that_are_run(tmp_path):
+    lines = paper.markdown(table(paper={"a, small": {"loss": 2.5}}, cited={"theirs": {"loss": (4.0, 0.5)}}), FOUND)
+    rows = [line for line in lines.splitlines() if "| paper |" in line]
+    assert rows == ["| | paper | 2.50 |", "| theirs | paper | 4.00 ± 0.50 |"]
+    for cited, key in (({"theirs": {"no": 1.0}}, "cited.theirs.no"), ({"a, small": {"loss": 1.0}}, "cited.a, small")):
+        written = {"title": "T", "source": "S", "config": "c.yaml", "columns": {"loss": "loss"}, "cited": cited}
+        (tmp_path / "t.yaml").write_text(yaml.safe_dump({**written, "paper": {"a, small": {"loss": 2.5}}}))
+        with pytest.raises(ConfigError, match=key):
+            paper.read(tmp_path / "t.yaml")

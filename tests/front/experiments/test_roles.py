@@ -290,3 +290,66 @@ def test_domains_dealt_by_share(share):
     assert x.problem.sources.tolist() == ([0] if share == 1 else [0, 1, 2, 3])
     refused(lambda: prepared(**given, **{"domains.target": []}), "population.partition='domain_share'")
     tells(lambda: prepared(**given, **{"population.partition.share": 1.5}), "population.partition.share=1.5")
+
+
+ADAPTS: dict[str, Any] = {
+    "population": {"dataset": {"name": "domains_digits", "per_domain": 60}, "clients": 5, "partition": "by_domain"},
+    "domains": {"target": "mnistm"},
+    "task": {"name": "two_heads", "hidden": [8]},
+    "evaluation": {"every": 1},
+}
+KD3A = {"algorithm": {"name": "kd3a", "batch_size": 30}, "cohort": {"size": 4}}
+FEDKA = {
+    "algorithm": {"name": "fedka", "steps": 2, "pairs": 4, "every": 2, "votes": 2, "batch_size": 8},
+    "cohort": {"size": 4},
+    "task": {"name": "domain_adaptation", "hidden": [8]},
+    "domains": {"target": "mnistm", "share_target": True},
+}
+M3SDA = {
+    "algorithm": {"name": "m3sda", "batch_size": 20, "steps": 2, "lr": 0.01},
+    "cohort": {"size": 1},
+    "population": {**ADAPTS["population"], "clients": 1, "partition": "iid"},
+}
+
+
+@pytest.mark.parametrize("given", [KD3A, FEDKA, M3SDA], ids=["kd3a", "fedka", "m3sda"])
+def test_facts_company_runs_from_a_configuration(given, tmp_path):
+    """Rounds of a run are those that gates and weights rise over, and the target is measured."""
+    config = fedfleet.load({**ADAPTS, **given, "rounds": 2})
+    if "rounds" in type(config.algorithm).model_fields:
+        assert config.algorithm.rounds == 2
+    fedfleet.run(config, out=tmp_path / "run")
+    assert 0 <= summary_of(tmp_path / "run")["final"]["eval/target_accuracy"] <= 1
+
+
+def test_examples_say_their_domain_where_batches_are_made_by_it():
+    """On one client that holds all: four sources of 60 images, and the target last; elsewhere nothing is told."""
+    held = fedfleet.Experiment(fedfleet.load({**ADAPTS, **M3SDA, "rounds": 1})).population
+    assert held.by_domain.tolist() == [[60] * 5]
+    local = held.local_data(torch.tensor([0]))
+    target = local.data["target"][local.rows[0]]
+    assert target.tolist() == [False] * 240 + [True] * 60
+    assert torch.equal(local.data["domain"][local.rows[0]][:, -1], target)
+    other = fedfleet.Experiment(fedfleet.load({**ADAPTS, **KD3A, "rounds": 1})).population
+    assert "domain" not in other.data
+
+
+def test_sources_hold_the_targets_examples_where_these_are_shared():
+    shared = fedfleet.Experiment(fedfleet.load({**ADAPTS, **FEDKA, "rounds": 1}))
+    assert sorted(shared.population.num_examples(torch.arange(5)).tolist()) == [60, 120, 120, 120, 120]
+    assert len(shared.problem.sources) == 4
+    assert len(shared.problem.targets) == 5
+
+
+def test_what_fits_no_domains_is_refused(subtests):
+    digits = {"population.dataset": {"name": "digits"}, "population.partition": "iid"}
+    for given, changes, key in (
+        (M3SDA, {"algorithm.batch_size": 4}, "algorithm.batch_size=4: "),
+        (FEDKA, {"domains.share_target": False}, "domains.share_target=false: "),
+        (KD3A, {"algorithm.rounds": 5}, "algorithm.rounds=5: "),
+        (KD3A, {"algorithm": "fedavg", "domains.share_target": True}, "domains.share_target=true: "),
+        (M3SDA, {**digits, "domains.target": ()}, "algorithm.name='m3sda'"),
+        (KD3A, {"domains.share_target": True, "domains.target": ()}, "domains"),
+    ):
+        with subtests.test(key):
+            refused(lambda g=given, c=changes: fedfleet.Experiment(fedfleet.load({**ADAPTS, **g, "rounds": 2}, c)), key)
