@@ -73,6 +73,8 @@ class FedKaOptions(AlgorithmOptions):
     """Of sources and of the target, each its own, kept between rounds."""
     rounds: int | None = Field(default=None, ge=1)
     """Rounds over which alpha rises; those of the run if not given."""
+    targets: int | None = Field(default=None, ge=1)
+    """Target clients asked a round; all of them if not given."""
     authors: bool = False
     """Do as the released notebook does, where the paper says otherwise."""
 
@@ -103,9 +105,9 @@ class Local(NamedTuple):
     optimizer: Any
 
 
-def weight_at(batch: int, batches: int, rounds: int, t: Any, like: Tensor) -> Tensor:
+def weight_at(batch: int, batches: int, rounds: int, t: Tensor, like: Tensor) -> Tensor:
     """Return alpha of a batch, of so many a round, in round ``t``."""
-    p = (batch + batches * torch.as_tensor(t, dtype=torch.float64, device=like.device)) / (batches * rounds)
+    p = (batch + batches * t) / (batches * rounds)
     return (2 / (1 + torch.exp(-STEEPNESS * p)) - 1).to(like.dtype)
 
 
@@ -205,15 +207,20 @@ def fedka(options: FedKaOptions, task: Task, cohort: CohortOptions) -> Algorithm
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
         send = {"z": state.z, "frozen": state.voted} if options.authors else {"z": state.z}
-        told = {"round": float(rnd.index)}
-        result = rnd.map_reduce(source, shared=Message(send, told), cohort=rnd.invite(cohort.size, role="source"))
+        known = {"round": torch.tensor(rnd.index, dtype=torch.float64)}  # no number, so that blocks are captured once
+        result = rnd.map_reduce(
+            source, shared=Message(send, known=known), cohort=rnd.invite(cohort.size, role="source")
+        )
         uploads, n = result["z"], len(result.received)
         z = uploads.combine(torch.full((n,), 1 / n, dtype=torch.float64))
         if not options.votes:
             return State(z, z), {}
         there = cloud(rnd.problem)
-        shared = Message({"z": z, "sources": uploads.stacked()}, told)
-        asked = rnd.draw(len(there), lambda number, key: there)
+        shared = Message({"z": z, "sources": uploads.stacked()}, known=known)
+        asked = rnd.draw(
+            options.targets or len(there),
+            lambda number, key: there[rng.sample(key, len(there), min(number, len(there)))],
+        )
         voted = rnd.map_reduce(target, shared=shared, cohort=asked)["z"]
         return State(z if options.authors else voted, voted), {}
 
@@ -247,6 +254,10 @@ def _check(options: FedKaOptions, cohort: CohortOptions, problem: Problem) -> No
         )
     if len(problem.sources) < cohort.size:
         raise ConfigError(f"cohort.size={cohort.size}: there are {len(problem.sources)} source clients: lower it")
+    if options.targets is not None and options.targets > len(cloud(problem)):
+        raise ConfigError(
+            f"algorithm.targets={options.targets}: there are {len(cloud(problem))} target clients: lower it"
+        )
     if options.votes and not len(cloud(problem)):
         raise ConfigError(
             f"algorithm.votes={options.votes}: every client has labels, so that nobody is the cloud: set it to 0"

@@ -295,8 +295,10 @@ def kd3a(options: Kd3aOptions, task: Task, cohort: CohortOptions) -> Algorithm:
         result = rnd.map_reduce(source, shared=shared, cohort=asked, client_input=starts)
         heard, uploads = result.received, result["z"]
         there = rnd.invite(options.targets or len(targets_of(rnd.problem)), role="target")
-        told = {"lr": lr, "gate": options.gate_at(rnd.index)}
-        shared = Message({"g": g, "head": head, "sources": uploads.stacked()}, told)
+        gate = torch.tensor(
+            options.gate_at(rnd.index), dtype=torch.float64
+        )  # no number, so that blocks are captured once
+        shared = Message({"g": g, "head": head, "sources": uploads.stacked()}, {"lr": lr}, {"gate": gate})
         result = rnd.map_reduce(target, shared=shared, cohort=there)
         mine, of_target = weights(
             result["focus"], result["gated"], state.weight[heard], state.of_target, options.memory

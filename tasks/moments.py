@@ -1,4 +1,4 @@
-"""How far domains' features are apart by their moments, of M3SDA.
+"""Distance of domains' features by their moments, as of M3SDA.
 
 Peng, Bai, Xia, Huang, Saenko & Wang, "Moment matching for multi-source domain adaptation", ICCV 2019. With sources i = 1, …, n and
 the target T, moment k of a domain is the mean of the k-th powers of its features, coordinate by coordinate:

@@ -71,6 +71,7 @@ CASES: dict[str, tuple[str, dict]] = {
             "pairs": 4,
             "every": 2,
             "votes": 2,
+            "targets": 2,
             "batch_size": 8,
             "lr": 0.05,
             "rounds": 3,
@@ -143,7 +144,7 @@ CUT = {
 """Algorithms that need a net with a last layer and others before it."""
 ASYNCHRONOUS = ("fedbuff", "fedasync", "fedfix")
 """Algorithms without cohorts, whose answers come in later rounds."""
-INVITE = {"fact": 2, "kd3a": 4}
+INVITE = {"fact": 2, "kd3a": 4, "fedka": 3}
 """Clients asked a round, of algorithms that leave no choice."""
 LEARN_UNLABELLED = {
     "fact",

@@ -62,9 +62,9 @@ def test_the_majority_and_the_least_of_equal_ones():
 
 def test_alpha_rises():
     like = torch.zeros((), dtype=torch.float64)
-    assert float(weight_at(0, 32, 200, 0, like)) == 0
+    assert float(weight_at(0, 32, 200, like, like)) == 0
     p = (5 + 32 * 100) / (32 * 200)
-    assert float(weight_at(5, 32, 200, 100.0, like)) == pytest.approx(2 / (1 + math.exp(-5 * p)) - 1)
+    assert float(weight_at(5, 32, 200, like + 100, like)) == pytest.approx(2 / (1 + math.exp(-5 * p)) - 1)
 
 
 SIZES, TARGETS = (20, 14, 17, 16, 12), (3,)
@@ -263,6 +263,7 @@ def test_what_is_refused():
         (plain, {}, "domains.share_target=false"),
         (where, {"size": 5}, "cohort.size=5"),
         (where, {"rounds": None}, "algorithm.rounds"),
+        (where, {"targets": 2}, "algorithm.targets=2: there are 1 target"),
     ):
         with pytest.raises(ConfigError, match=says):
             begun(at, **given)
