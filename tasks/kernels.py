@@ -26,7 +26,7 @@ def mk_mmd(features: Tensor, one: Tensor, other: Tensor) -> Tensor:
     pairs = torch.where(here & here.T, squares, 0.0).sum().detach()
     width = pairs / (rows * (rows - 1)).clamp(min=1)
     width = torch.where(width > 0, width, 1.0)  # where all rows are equal, any will do
-    kernel = sum((-squares / (width * STEP ** (q - KERNELS // 2))).exp() for q in range(KERNELS))
+    kernel = torch.stack([(-squares / (width * STEP ** (q - KERNELS // 2))).exp() for q in range(KERNELS)]).sum(0)
     u = one.to(features.dtype) / one.sum().clamp(min=1)
     v = other.to(features.dtype) / other.sum().clamp(min=1)
     both = one.any() & other.any()
