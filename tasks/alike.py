@@ -5,20 +5,62 @@
                 every other row, as DomainBed has it; ctx {"penalty"}
     coral       Deep CORAL (Sun & Saenko 2016): cross-entropy + penalty (mean (m - mean)^2 + mean (C - covariance)^2), m and C
                 those of the batch's features; ctx {"mean" (width,), "covariance" (width, width), "penalty"}
+    mmd         MMD (DomainBed): cross-entropy + penalty |m - mean|^2, m the mean of the batch's features in waves; ctx
+                {"mean" (M,), "frequencies" (width, M), "shifts" (M,), "penalty"}
+    fishr       Fishr (Rame et al. 2022): cross-entropy + penalty mean (v - variance)^2, v the variance over the batch of each
+                coordinate of an example's gradient by the head; ctx {"variance" (classes, width + 1), "penalty"}
 
-The gradients that two of them are about have closed forms, so that no second derivatives are taken.
+The gradients that three of them are about have closed forms, so that no second derivatives are taken.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree
+from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree, rng
 from fedfleet.tasks.body_and_head import BodyAndHead
 from fedfleet.tasks.losses import cross_entropy, one_hot
+
+KERNELS = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
+"""The g of DomainBed's kernel, the sum of exp(-g |x - y|^2)."""
+
+
+def waves(key: Key, width: int, each: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return frequencies (width, M) and shifts (M,) of ``each`` random waves a kernel, whose mean product is the kernel.
+
+    Rahimi & Recht, "Random features for large-scale kernel machines", NeurIPS 2007.
+    """
+    rates = torch.tensor(KERNELS, dtype=dtype, device=key.device).repeat_interleave(each)
+    frequencies = rng.normal(rng.fold(key, "frequencies"), (width, len(rates)), dtype) * (2 * rates).sqrt()
+    return frequencies, rng.uniform(rng.fold(key, "shifts"), len(rates), dtype) * (2 * math.pi)
+
+
+def in_waves(features: Tensor, frequencies: Tensor, shifts: Tensor) -> Tensor:
+    """Return features (B, width) as (B, M), between which inner products approach the kernel."""
+    return torch.cos(features @ frequencies + shifts) * math.sqrt(2 * len(KERNELS) / len(shifts))
+
+
+def by_head(net: BodyAndHead, of: Tree, batch: Batch, features: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sums over real rows of the loss' gradient by the head, and of its square, (classes, width + 1) each.
+
+    The last column is that of the bias; of a head without one there is none.
+    """
+    real = (batch.weight > 0)[:, None]
+    wrong, seen = torch.where(real, _wrong(logits, batch.y), 0.0), torch.where(real, features, 0.0)
+    if "bias" in net.head(of):
+        seen = torch.cat([seen, torch.ones_like(seen[:, :1])], dim=1)
+    return wrong.mT @ seen, wrong.square().mT @ seen.square()
+
+
+def head_moments(net: BodyAndHead, z: Tree, batch: Batch) -> dict[str, Tensor]:
+    """Return the same at a model, as it is outside training, by the names "first" and "second"."""
+    features = net.seen(z, batch)
+    first, second = by_head(net, z["x"], batch, features, net.logits(z["x"], features))
+    return {"first": first, "second": second}
 
 
 def alike(net: BodyAndHead) -> dict[str, Objective]:
@@ -53,10 +95,26 @@ def alike(net: BodyAndHead) -> dict[str, Objective]:
         known = (count > 1).to(logits.dtype)  # a single example has no covariance
         return batch.mean(cross_entropy(logits, batch.y)) + ctx["penalty"] * known * apart, aux
 
+    def mmd(z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Any]]:
+        features, logits, aux = seen(z, batch, key)
+        each = in_waves(features, ctx["frequencies"], ctx["shifts"])
+        mean = torch.where((batch.weight > 0)[:, None], each, 0.0).sum(0) / batch.count().clamp(min=1)
+        apart = (mean - ctx["mean"]).square().sum()
+        return batch.mean(cross_entropy(logits, batch.y)) + ctx["penalty"] * apart, aux
+
+    def fishr(z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Any]]:
+        features, logits, aux = seen(z, batch, key)
+        first, second = by_head(net, z["x"], batch, features, logits)
+        count = batch.count().clamp(min=1)
+        apart = (second / count - (first / count).square() - ctx["variance"]).square().mean()
+        return batch.mean(cross_entropy(logits, batch.y)) + ctx["penalty"] * apart, aux
+
     return {
         "invariant": Objective(loss=invariant, sign={"x": 1}),
         "irm": Objective(loss=irm, sign={"x": 1}),
         "coral": Objective(loss=coral, sign={"x": 1}),
+        "mmd": Objective(loss=mmd, sign={"x": 1}),
+        "fishr": Objective(loss=fishr, sign={"x": 1}),
     }
 
 

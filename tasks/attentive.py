@@ -13,7 +13,7 @@ Park, Han, Kim, Wang, Brinton & Moon, "StableFDG: style and attention based lear
                                            itself (in its Office-Home runs one of a batch drawn class by class)
     maps divided by 49, and added          their mean, whatever the number of places
     values, a 1 x 1 layer of the scores    not there: nothing depends on them
-    blocks 1 to 4 of a ResNet              what a pooling ends, and convolutions after the last one
+    blocks 1 to 4 of a ResNet              the same; of a small net what a pooling ends, and convolutions after the last one
     the layer after the last block         the first linear layer of ``model``, for so many inputs instead of all maps
 
 With ``attention: false`` it is ``model`` of the task "classification", with the same names and initial parameters.
@@ -21,7 +21,6 @@ With ``attention: false`` it is ``model`` of the task "classification", with the
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -32,18 +31,20 @@ from torch import Tensor, nn
 
 from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree, rng
 from fedfleet.tasks.losses import cross_entropy, scored
-from fedfleet.tasks.models import POOLED, build
-from fedfleet.tasks.options import DataShape, ModelOptions, Width
+from fedfleet.tasks.models import POOLED
+from fedfleet.tasks.options import DataShape, Width
+from fedfleet.tasks.photographs import PhotographOptions, made
 from fedfleet.tasks.pooling import MaxPool2
+from fedfleet.tasks.pretrained import RESNETS
 from fedfleet.tasks.stateful import buffers, called, prepared, under_way, weighing
 from fedfleet.tasks.styles import Change, explored, shared, styles, with_room
 
 
-class AttentiveOptions(ModelOptions):
+class AttentiveOptions(PhotographOptions):
     """Options of a net with an attention highlighter."""
 
     model: str = "cnn"
-    """One of cnn, cnn_bn, lenet, lenet_relu, convnet."""
+    """One of cnn, cnn_bn, lenet, lenet_relu, convnet, cnn5; or torchvision's resnet18, resnet50, resnet101."""
     attention: bool = True
     """Give the classifier means over places and means by attention, instead of all maps."""
     dims: Width = 30
@@ -51,10 +52,10 @@ class AttentiveOptions(ModelOptions):
 
     @model_validator(mode="after")
     def _has_maps(self) -> AttentiveOptions:
-        if self.model not in POOLED:
+        if self.model not in POOLED and self.model not in RESNETS:
             raise ValueError(
-                f"model={self.model} has no convolutions with poolings, whose maps have styles and places: choose one of "
-                f"{', '.join(POOLED)}"
+                f"model={self.model} has no blocks of convolutions, whose maps have styles and places: choose one of "
+                f"{', '.join((*POOLED, *RESNETS))}"
             )
         return self
 
@@ -84,11 +85,20 @@ def next_of_class(y: Tensor, real: Tensor) -> Tensor:
 
 
 class Given(NamedTuple):
-    """What the net takes: inputs (B, ...), their labels (B,) in training, and what is done to styles."""
+    """What the net takes.
+
+    Attributes:
+        x: inputs (B, ...).
+        y: their labels (B,) in training.
+        change: what is done to styles.
+        maps: return the maps of the first block instead.
+
+    """
 
     x: Tensor
     y: Tensor | None = None
     change: Change | None = None
+    maps: bool = False
 
 
 class Found(NamedTuple):
@@ -104,38 +114,35 @@ class Net(nn.Module):
 
     def __init__(self, plain: nn.Module):
         super().__init__()
-        self.blocks: list[list[str]] = [[]]
-        self.head: list[str] = []
-        self.highlight: Highlighter | None = None
         for name, layer in plain.named_children():
             self.add_module(name, layer)
-            if self.head or isinstance(layer, nn.Flatten):
-                self.head.append(name)
-                continue
-            self.blocks[-1].append(name)
-            if isinstance(layer, MaxPool2):
-                self.blocks.append([])
-        self.blocks = [block for block in self.blocks if block]
+        cut = _resnet() if _is_resnet(self) else _by_poolings(self)
+        self.blocks, self.head = cut
+        self.flat = nn.Flatten() if _is_resnet(self) else nn.Identity()  # which torchvision's have no layer for
+        self.highlight: Highlighter | None = None
 
     def channels(self, block: int) -> int:
         """Return how many channels the maps of a block have."""
-        return next(m.out_channels for n in self.blocks[block] if isinstance(m := getattr(self, n), nn.Conv2d))
+        layers = (m for n in self.blocks[block] for m in self.get_submodule(n).modules())
+        return [m.out_channels for m in layers if isinstance(m, nn.Conv2d)][-1]
 
     def attend(self, dims: int) -> None:
-        """Put a highlighter before the layers that follow the maps; it and the first of these are drawn anew."""
-        flat, first, *_ = self.head
-        width, old = self.channels(-1), getattr(self, first)
+        """Put a highlighter in the place of what lies between the maps and the first linear layer; both are drawn anew."""
+        while not isinstance(old := self.get_submodule(self.head[0]), nn.Linear):
+            self.head = self.head[1:]
+        width = self.channels(-1)
         self.highlight = Highlighter(width, dims)
-        setattr(self, flat, nn.Identity())
-        setattr(self, first, nn.Linear(2 * width, old.out_features))
+        self.set_submodule(self.head[0], nn.Linear(2 * width, old.out_features))
 
-    def forward(self, given: Given) -> Found:
-        """Return what becomes of the inputs; in training, copies may come with them."""
+    def forward(self, given: Given) -> Any:
+        """Return what becomes of the inputs, a ``Found``; in training, copies may come with them."""
         way, change, y = under_way(), given.change, given.y
         maps, weight = as_floats(given.x), None if way is None else way.weight
         rows, of = None, None
         for i, block in enumerate(self.blocks):
             maps = self._through(block, maps, weight)
+            if given.maps:
+                return maps
             if way is None or change is None or y is None or weight is None:
                 continue
             key = rng.fold(way.key, "styles", i)
@@ -154,13 +161,38 @@ class Net(nn.Module):
     @property
     def classes(self) -> int:
         """The number of classes."""
-        return next(m.out_features for n in reversed(self.head) if isinstance(m := getattr(self, n), nn.Linear))
+        layers = [m for n in self.head if isinstance(m := self.get_submodule(n), nn.Linear)]
+        return layers[-1].out_features
 
     def _through(self, names: list[str], x: Tensor, weight: Tensor | None) -> Tensor:
         with weighing(weight):
             for name in names:
-                x = getattr(self, name)(x)
+                x = self.get_submodule(name)(x)
         return x
+
+
+def _by_poolings(net: nn.Module) -> tuple[list[list[str]], list[str]]:
+    """Return the names of the layers of each block, and of those from the first that flattens on."""
+    blocks: list[list[str]] = [[]]
+    head: list[str] = []
+    for name, layer in net.named_children():
+        if head or isinstance(layer, nn.Flatten):
+            head.append(name)
+            continue
+        blocks[-1].append(name)
+        if isinstance(layer, MaxPool2):
+            blocks.append([])
+    return [block for block in blocks if block], head
+
+
+def _is_resnet(net: nn.Module) -> bool:
+    return any(name == "1.layer4" for name, _ in net.named_modules())
+
+
+def _resnet() -> tuple[list[list[str]], list[str]]:
+    """Return the same of one of torchvision's ResNets, behind the layer that normalises its images."""
+    first = ["0", *(f"1.{name}" for name in ("conv1", "bn1", "relu", "maxpool", "layer1"))]
+    return [first, ["1.layer2"], ["1.layer3"], ["1.layer4"]], ["1.avgpool", "flat", "1.fc"]
 
 
 def as_floats(x: Tensor) -> Tensor:
@@ -180,7 +212,6 @@ class Attentive:
     def __init__(self, options: AttentiveOptions, shape: DataShape):
         self._options, self._shape = options, shape
         self._net = self._build(0)
-        self._first = nn.Sequential(OrderedDict((n, getattr(self._net, n)) for n in self._net.blocks[0]))
         self.parts = ("x", BUFFERS) if buffers(self._net) else ("x",)
         self.style_width = 2 * self._net.channels(0)
         self.objectives = {
@@ -195,7 +226,7 @@ class Attentive:
 
     def _build(self, seed: int) -> Net:
         o, shape = self._options, self._shape
-        net = Net(build(o.model, shape.example, shape.classes, o.hidden, seed, o.init))
+        net = Net(made(o, shape.example, shape.classes, seed))
         if o.attention:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(~seed)  # or they would begin with the numbers of the first layers
@@ -215,12 +246,7 @@ class Attentive:
 
     def styles(self, z: Tree, x: Tensor) -> Tensor:
         """Return the styles (B, ``style_width``) of inputs (B, ...) after the first block."""
-        names = self._net.blocks[0]
-
-        def first(part: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            return {name: leaf for name, leaf in part.items() if name.partition(".")[0] in names}
-
-        return styles(called(self._first, first(z["x"]), first(z.get(BUFFERS, {})), as_floats(x))[0])
+        return styles(called(self._net, z["x"], z.get(BUFFERS, {}), Given(x, maps=True))[0])
 
     def _stablefdg(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Any]]:
         return self._loss(z, batch, Change(**ctx), key)

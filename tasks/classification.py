@@ -6,23 +6,23 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree
-from fedfleet.tasks.alike import alike
+from fedfleet.tasks.alike import alike, head_moments
 from fedfleet.tasks.bag import bag
 from fedfleet.tasks.body_and_head import BodyAndHead
 from fedfleet.tasks.losses import cross_entropy, scored
 from fedfleet.tasks.making import Model, maker, own_model
 from fedfleet.tasks.metrics import MetricOptions, chosen, named_by_path
 from fedfleet.tasks.mixstyle import MixStyleOptions, with_mixstyle
-from fedfleet.tasks.models import POOLED, build, checked_leaves, is_linear, leaves
+from fedfleet.tasks.models import POOLED, checked_leaves, is_linear, leaves
 from fedfleet.tasks.options import AdapterOptions, DataShape, ModelOptions, Net
 from fedfleet.tasks.own_heads import own_heads, with_residual
-from fedfleet.tasks.pretrained import NETS, Norm, Weights, classifier
+from fedfleet.tasks.photographs import made
+from fedfleet.tasks.pretrained import NETS, Norm, Weights
 from fedfleet.tasks.shifted import Shift, no_shift, shifted
 from fedfleet.tasks.stateful import buffers, called, hollow, prepared, trainable
 from fedfleet.tasks.targets import LOSSES
@@ -33,10 +33,11 @@ class ClassificationOptions(ModelOptions):
     """Which net, a small one or one of torchvision's for photographs, and what is done to its features in training."""
 
     model: Model = "mlp"
-    """One of logistic, mlp, cnn, cnn_bn, lenet, lenet_relu, lenet_sigmoid, convnet; bag, for texts, the mean of the vectors of its
-    words, of width ``hidden``; torchvision's mobilenet_v2, resnet18, resnet50, resnet101; torchvision:NAME of any of its nets, with
-    random weights and as many outputs as there are classes (``num_classes``), if nothing is said; module:name of a function or
-    class of your own that makes a net; or transformers:PATH of a configuration, or a folder with weights, of Hugging Face's."""
+    """One of logistic, mlp, cnn, cnn_bn, lenet, lenet_relu, lenet_sigmoid, convnet, cnn5; bag, for texts, the mean of the vectors
+    of its words, of width ``hidden``; torchvision's mobilenet_v2, resnet18, resnet50, resnet101; torchvision:NAME of any of its
+    nets, with random weights and as many outputs as there are classes (``num_classes``), if nothing is said; module:name of a
+    function or class of your own that makes a net; or transformers:PATH of a configuration, or a folder with weights, of Hugging
+    Face's."""
     arguments: dict[str, Any] | None = None
     """What one's own is called with; ``seed``, ``shape`` (of an example), ``classes`` and of texts ``words`` it is told besides,
     if it names them. Of a transformer, what is other than its configuration says."""
@@ -102,11 +103,7 @@ def _built_in(options: ModelOptions, shape: DataShape, seed: int) -> nn.Module:
         raise ValueError(f"model {o.model!r} takes {what}: choose {instead}")
     if o.model == "bag":
         return bag(shape.words, shape.classes, o.hidden, seed, o.init)
-    if o.model in NETS:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return classifier(o.model, o.weights or "imagenet", shape.example, shape.classes, o.norm)
-    return build(o.model, shape.example, shape.classes, o.hidden, seed, o.init)
+    return made(o, shape.example, shape.classes, seed)
 
 
 class Classification:
@@ -115,7 +112,8 @@ class Classification:
     ``leaves`` says which parameters are the "head", the last layer, where that is linear, and which are of a "norm"alisation.
     A net with such a head has besides the objectives of ``own_heads.py`` and ``alike.py``: of methods with clients' own heads,
     and of those that want features or gradients to be alike; and the functions "features", what the head is given (B, width),
-    and "with_residual", as "per_example" of the head in the part "p" added to the net's own.
+    "with_residual", as "per_example" of the head in the part "p" added to the net's own, and "head_moments", sums over the batch of
+    an example's gradient by the head, and of its square.
     """
 
     def __init__(self, options: ModelOptions, shape: DataShape):
@@ -139,6 +137,7 @@ class Classification:
             net = BodyAndHead(self._net, self.leaves["head"])
             self.objectives |= own_heads(net) | alike(net)
             self.functions |= {"features": net.seen, "with_residual": partial(with_residual, net)}
+            self.functions |= {"head_moments": partial(head_moments, net)}
 
     def _build(self, seed: int) -> nn.Module:
         net = prepared(self._torch(seed))

@@ -84,7 +84,7 @@ class ModelOptions(TaskOptions):
     """Which net."""
 
     model: str = "mlp"
-    """One of logistic, mlp, cnn, cnn_bn, lenet, lenet_relu, lenet_sigmoid, convnet."""
+    """One of logistic, mlp, cnn, cnn_bn, lenet, lenet_relu, lenet_sigmoid, convnet, cnn5."""
     hidden: tuple[Width, ...] = (64,)
     """Widths of the hidden layers (mlp only)."""
     init: Literal["drawn", "zero"] = "drawn"

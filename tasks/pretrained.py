@@ -25,6 +25,7 @@ BatchNorms = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 GROUPS = 32  # of channels, as GroupNorm's paper has them (Wu & He 2018), where that divides their number
 NETS = ("mobilenet_v2", "resnet18", "resnet50", "resnet101")
+RESNETS = tuple(name for name in NETS if name.startswith("resnet"))
 SMALLEST_SIDE = 32  # halved five times
 
 

@@ -28,14 +28,17 @@ from torch import Tensor, nn
 
 from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree, rng
 from fedfleet.tasks.losses import cross_entropy, one_hot, scored
-from fedfleet.tasks.models import build
-from fedfleet.tasks.options import DataShape, ModelOptions, Width
+from fedfleet.tasks.options import DataShape, Width
+from fedfleet.tasks.photographs import PhotographOptions, made
 from fedfleet.tasks.stateful import buffers, called, prepared
 
 
-class StochasticOptions(ModelOptions):
+class StochasticOptions(PhotographOptions):
     """Options of a net whose features are drawn."""
 
+    model: str = "mlp"
+    """One of logistic, mlp, cnn, cnn_bn, lenet, lenet_sigmoid, convnet, cnn5; or torchvision's mobilenet_v2, resnet18, resnet50,
+    resnet101."""
     latent: Width = 512
     """Width of the features."""
     samples: int = Field(default=20, ge=1)
@@ -103,7 +106,7 @@ class Stochastic:
 
     def _build(self, seed: int) -> nn.Module:
         o, shape = self._options, self._shape
-        encoder = build(o.model, shape.example, 2 * o.latent, o.hidden, seed)
+        encoder = made(o, shape.example, 2 * o.latent, seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(~seed)  # or the head would begin with the numbers of the encoder's first layer
             head = nn.Linear(o.latent, shape.classes)
@@ -143,7 +146,11 @@ class Stochastic:
         drawn, r = self._draw(z, batch, key), z["p"]
         label = one_hot(batch.y, self._shape.classes, drawn.mu.dtype)
         r_mu, r_sigma = label @ r["mu"], F.softplus(label @ r["sigma"])
-        apart = divergence(r["scale"] * drawn.mu, r["scale"] * drawn.sigma, r_mu, r_sigma)
+        real = (batch.weight > 0)[
+            :, None
+        ]  # BatchNorm makes of padding what it will, and a deviation of 0 has no logarithm
+        mu, sigma = torch.where(real, drawn.mu, 0.0), torch.where(real, drawn.sigma, 1.0)
+        apart = divergence(r["scale"] * mu, r["scale"] * sigma, r_mu, r_sigma)
         length = torch.linalg.vector_norm(drawn.features, dim=1)
         loss = cross_entropy(drawn.logits, batch.y) + ctx["l2r"] * length + ctx["cmi"] * apart
         return batch.mean(loss), drawn.aux

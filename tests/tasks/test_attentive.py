@@ -13,7 +13,7 @@ from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.styles import Change
 
 SHAPE, DIMS = DataShape((1, 8, 8), 10), 5
-MODELS = {"cnn": 8, "cnn_bn": 8, "lenet": 16, "lenet_relu": 16, "convnet": 22}
+MODELS = {"cnn": 8, "cnn_bn": 8, "lenet": 16, "lenet_relu": 16, "convnet": 22, "cnn5": 16}
 X, Y = rng.normal(rng.key(1), (9, 1, 8, 8)), torch.tensor([0, 1, 2, 0, 1, 0, 3, 9, 1])
 
 
@@ -69,7 +69,7 @@ def test_what_is_predicted_of_an_example_is_its_own_affair():
 
 
 @pytest.mark.parametrize(
-    ("model", "inputs"), [(m, 128 if m == "convnet" else 64 if "cnn" in m else 32) for m in MODELS]
+    ("model", "inputs"), [(m, 128 if m in ("convnet", "cnn5") else 64 if "cnn" in m else 32) for m in MODELS]
 )
 def test_every_net_with_maps_has_an_attentive_one(model, inputs):
     task, side = made(model), MODELS[model]
@@ -134,7 +134,38 @@ def test_statistics_of_layers_are_of_the_copies_too():
         torch.testing.assert_close(again[n], leaf, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("model", ["mlp", "logistic", "resnet18"])
+@pytest.mark.parametrize("model", ["mlp", "logistic", "mobilenet_v2"])
 def test_nets_without_maps_are_refused(model):
-    with pytest.raises(ValueError, match=f"model={model} has no convolutions"):
+    with pytest.raises(ValueError, match=f"model={model} has no blocks of convolutions"):
         AttentiveOptions(model=model)
+
+
+def test_a_resnet_is_cut_after_its_four_stages():
+    """Styles are shared after the first, and explored after the first three; without attention it is the plain net."""
+    shape, x = DataShape((3, 32, 32), 10), rng.normal(rng.key(1), (4, 3, 32, 32))
+    given = {"model": "resnet18", "weights": "random"}
+    plain = Classification(ClassificationOptions(**given), shape)
+    bare, task = (Attentive(AttentiveOptions(**given, attention=of, dims=DIMS), shape) for of in (False, True))
+    z, wanted = bare.init(4), plain.init(4)
+    assert [*z["x"]] == [*wanted["x"]]
+    assert all(torch.equal(a, b) for a, b in zip(T.leaves(z), T.leaves(wanted), strict=True))
+    assert torch.equal(bare.logits(z, x), plain.logits(z, x))
+    z, net = task.init(4), plain.net().eval()
+    assert z["x"]["1.fc.weight"].shape == (10, 1024)
+    assert (task.style_width, z["x"]["highlight.queries.weight"].shape) == (128, (DIMS, 512, 1, 1))
+    net.load_state_dict({**wanted["x"], **wanted["b"]}, strict=False)
+    seen = []
+    net.get_submodule("1.layer1").register_forward_hook(lambda layer, given, maps: seen.append(maps.flatten(2)))
+    net(x)
+    same = {"x": {**wanted["x"], **{n: z["x"][n] for n in z["x"] if "highlight" in n or ".fc" in n}}, "b": wanted["b"]}
+    (maps,) = seen
+    found = task.functions["styles"](same, batch(x, Y[:4]))
+    torch.testing.assert_close(found, torch.cat([maps.mean(2), (maps.var(2) + 1e-6).sqrt()], 1))
+    explores = Change(0.0, 1.0, 3, 3.0, 0.1, torch.zeros(2, 128))
+    after = []
+    for stage in ("layer1", "layer2", "layer3", "layer4"):
+        layer = task._net.get_submodule(f"1.{stage}")
+        layer.register_forward_hook(lambda layer, given, maps, stage=stage: after.append((stage, len(maps))))
+    value, _ = task.objectives["stablefdg"].loss(z, batch(x, Y[:4]), explores._asdict(), rng.key(0))
+    assert value.isfinite()
+    assert after == [("layer1", 4), ("layer2", 7), ("layer3", 7), ("layer4", 7)]  # with three copies

@@ -12,7 +12,7 @@ from fedfleet.tasks.registry import TASKS
 SIGNS = {
     "classification": {**{"train": {"x": 1}, "shifted": {"x": 1, "shift": -1}},
      **{"balanced": {"x": 1}, "residual": {"p": 1}, "near": {"x": 1}, "aligned": {"x": 1}},
-     **{"invariant": {"x": 1}, "irm": {"x": 1}, "coral": {"x": 1}}},
+     **{"invariant": {"x": 1}, "irm": {"x": 1}, "coral": {"x": 1}, "mmd": {"x": 1}, "fishr": {"x": 1}}},
     "stochastic": {"train": {"x": 1}, "fedsr": {"x": 1, "p": 1}},
     "attentive": {"train": {"x": 1}, "stablefdg": {"x": 1}}, "language_model": {"train": {"x": 1}},
     "auc": {"train": {"x": 1, "y": -1}}, "robust": {"train": {"x": 1, "y": -1}}, "gan": {"train": {"x": 1, "y": -1}},
@@ -62,6 +62,8 @@ SIZES = [
     ("classification", {"model": "mlp", "hidden": (200, 200)}, (1, 28, 28), {"x": 199_210}),
     ("classification", {"model": "lenet", "hidden": ()}, (1, 28, 28), {"x": 44_426}),
     ("classification", {"model": "convnet", "hidden": ()}, (3, 32, 32), {"x": 122_570}),
+    ("classification", {"model": "cnn5", "hidden": ()}, (1, 28, 28), {"x": 582_026}),
+    ("classification", {"model": "cnn5", "hidden": ()}, (3, 32, 32), {"x": 878_538}),
     ("classification", {"model": "cnn", "hidden": ()}, (1, 8, 8), {"x": 16 * 10 + 32 * 145 + 128 * 10 + 10}),
     ("auc", {"model": "lenet_relu"}, (1, 28, 28), {"x": 44_428, "y": 1}),
     ("auc", {"model": "convnet"}, (3, 32, 32), {"x": 122_572, "y": 1}),

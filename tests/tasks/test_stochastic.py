@@ -74,6 +74,20 @@ def test_small_deviations_have_a_divergence_in_single_precision(deviation):
     torch.testing.assert_close(slope, -1 / sigma)
 
 
+def test_padding_whose_deviation_is_nothing_does_no_harm():
+    """As BatchNorm of few real rows may make it."""
+    z = {**Z, **TASK.reference(Z)}
+    grads = []
+    for x in (X, torch.cat([X[:3], 1e6 * X[3:]])):
+        rows = Batch({"x": x, "y": Y}, torch.arange(9).lt(3).float())
+        leaves = T.map(lambda leaf: leaf.clone().requires_grad_(), z)
+        value = TASK.objectives["fedsr"].loss(leaves, rows, {"l2r": 0.1, "cmi": 0.2}, rng.key(0))[0]
+        grads.append(torch.autograd.grad(value, T.leaves(leaves)))
+    for one, other in zip(*grads, strict=True):
+        assert other.isfinite().all()
+        torch.testing.assert_close(one, other)
+
+
 def test_layers_begin_with_draws_of_their_own():
     x = TASK.init(0)["x"]
     first, head = x["encoder.1.weight"].flatten(), x["head.weight"].flatten()
@@ -94,6 +108,30 @@ def test_statistics_of_layers_are_carried():
     assert set(z["b"]) == {f"encoder.{i}.running_{s}" for i in (1, 5) for s in ("mean", "var")}
     _, aux = task.objectives["train"].loss(z, batch(), None, rng.key(0))
     assert all(not torch.equal(aux["b"][name], leaf) for name, leaf in z["b"].items())
+
+
+def test_a_resnets_last_layer_gives_means_and_deviations():
+    shape, x = DataShape((3, 32, 32), 10), rng.normal(rng.key(1), (3, 3, 32, 32))
+    task = Stochastic(StochasticOptions(model="resnet18", weights="random", norm="group", latent=LATENT), shape)
+    z = task.init(0)
+    assert z["x"]["encoder.1.fc.weight"].shape == (2 * LATENT, 512)
+    assert task.parts == ("x",)  # GroupNorm counts nothing
+    assert Stochastic(StochasticOptions(model="resnet18", weights="random"), shape).parts == ("x", "b")
+    value, _ = task.objectives["fedsr"].loss(
+        {**z, **task.reference(z)}, batch(x, Y[:3]), {"l2r": 0.1, "cmi": 0.1}, rng.key(0)
+    )
+    assert value.isfinite()
+    assert task.functions["predict"](z, batch(x, Y[:3])).exp().sum(1).tolist() == pytest.approx([1.0] * 3, rel=1e-5)
+    for given, line in (
+        ({"model": "cnn", "weights": "random"}, "weights=random is not for model=cnn: leave it out"),
+        ({"model": "cnn", "norm": "group"}, "norm=group is not for model=cnn: leave it out"),
+        (
+            {"model": "resnet18", "weights": "random", "norm": "frozen"},
+            "norm=frozen keeps statistics that weights=random",
+        ),
+    ):
+        with pytest.raises(ValidationError, match=line):
+            StochasticOptions(**given)
 
 
 def test_features_without_numbers_below_zero_or_all_alike_are_refused():
