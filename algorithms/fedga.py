@@ -9,7 +9,7 @@ Algorithm 1. A round has two exchanges, with the same clients:
 
     paper, its code      here
     a_u                  state.shares, 1/N each in the beginning
-    s_r                  step (1 - r / rounds)
+    s_r                  step (1 - r / rounds), r = 0, 1, ...; in the code step (1 - (r - 1) / rounds), from the same 0 on
     F_u                  loss, or accuracy with the other sign
 
 What one measures on is ``population.held_out`` of its examples. In the paper the mean gap is subtracted first (centre: true); in

@@ -511,6 +511,35 @@ PAPERS: Mapping[str, tuple[Paper, ...]] = {
         ),
         _DOMAINBED,
     ),
+    "mmd": (
+        Paper(
+            "li2018domain",
+            "Li, Haoliang and Pan, Sinno Jialin and Wang, Shiqi and Kot, Alex C.",
+            "Domain Generalization with Adversarial Feature Learning",
+            "CVPR",
+            2018,
+        ),
+        _DOMAINBED,
+    ),
+    "fishr": (
+        Paper(
+            "rame2022fishr",
+            "Rame, Alexandre and Dancette, Corentin and Cord, Matthieu",
+            "{Fishr}: Invariant Gradient Variances for Out-of-Distribution Generalization",
+            "ICML",
+            2022,
+        ),
+    ),
+    "fish": (
+        Paper(
+            "shi2022gradient",
+            "Shi, Yuge and Seely, Jeffrey and Torr, Philip H. S. and Siddharth, N. and Hannun, Awni and Usunier, Nicolas and "
+            "Synnaeve, Gabriel",
+            "Gradient Matching for Domain Generalization",
+            "ICLR",
+            2022,
+        ),
+    ),
     "fact": (
         Paper(
             "schrod2023fact",

@@ -16,8 +16,8 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from fedfleet.algorithms.fedavg import AveragingOptions
-from fedfleet.algorithms.local import Direction, Local, local_training
-from fedfleet.algorithms.options import CohortOptions
+from fedfleet.algorithms.local import Direction, Local, carried, local_training
+from fedfleet.algorithms.options import CohortOptions, ServerOptimizer
 from fedfleet.simulator.author import (
     Algorithm,
     Cohort,
@@ -29,6 +29,7 @@ from fedfleet.simulator.author import (
     Problem,
     Reduced,
     Round,
+    T,
     Task,
     Tree,
     View,
@@ -43,10 +44,19 @@ class PenaltyOptions(AveragingOptions):
     """Weight of the penalty; 0 is FedAvg."""
     anneal_rounds: int = Field(default=0, ge=0)
     """Rounds at the beginning in which the penalty has weight 1, or ``penalty`` if that is less."""
+    server_optimizer: ServerOptimizer = ServerOptimizer()
+    """What the server does with the mean update; with one local step a round, what DomainBed's optimiser does with the gradient."""
 
     def penalty_at(self, t: int) -> float:
         """Return the penalty's weight in round t."""
         return min(1.0, self.penalty) if t < self.anneal_rounds else self.penalty
+
+
+class State(NamedTuple):
+    """The model and the server optimiser's state."""
+
+    z: Tree
+    server: Any
 
 
 class Known(NamedTuple):
@@ -58,10 +68,18 @@ class Known(NamedTuple):
 
 
 class Look(NamedTuple):
-    """An exchange before the training: ``result(found, cohort, problem) -> known``."""
+    """An exchange before the training.
+
+    Attributes:
+        phase: the exchange.
+        result: ``(found, cohort, problem) -> known``.
+        common: what clients have of the model in both exchanges without being told, as from a seed that is the same for all.
+
+    """
 
     phase: Phase
     result: Callable[[Reduced, Cohort, Problem], Known]
+    common: Callable[[Tree], Mapping[str, Tree]] = lambda z: {}
 
 
 def penalised(
@@ -71,7 +89,9 @@ def penalised(
 
     ``local.client_state`` of a direction is the client's ``client_input``.
     """
-    rule = options.client_optimizer.build()
+    rule, server = options.client_optimizer.build(), options.server_optimizer
+    outer = server.build()
+    plain = server.name == "sgd" and server.momentum == 0 and server.lr == 1
 
     def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Local:
         return Local(shared["z"], rule.init(shared["z"]), client_input)
@@ -81,28 +101,33 @@ def penalised(
         name="train", work=work, reduce={"z": Mean()}, weight=options.weight, model="z", dated=look is not None
     )
 
-    def init(z: Tree, key: Key, problem: Problem) -> Tree:
+    def init(z: Tree, key: Key, problem: Problem) -> State:
         if look is not None and (problem.domains is None or len(problem.domains.examples) < 2):
             raise ConfigError(
                 f"algorithm.name={name!r}: it compares domains, and there is one alone: take a data set that has some, or set "
                 f"domains.kind=client"
             )
-        return z
+        return State(z, outer.init(z))
 
-    def round(z: Tree, rnd: Round) -> tuple[Tree, dict[str, float]]:
-        invited, known = rnd.invite(cohort.size), Known({}, {})
+    def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
+        z, invited, known, common = state.z, rnd.invite(cohort.size), Known({}, {}), {}
         if look is not None:
-            result = rnd.map_reduce(look.phase, shared=Message({"z": z}), cohort=invited)
+            common = look.common(z)
+            result = rnd.map_reduce(look.phase, shared=Message({"z": z}, {}, common), cohort=invited)
             known = look.result(result, invited, rnd.problem)
         config = {"lr": options.rates(rnd.index, task.parts), "penalty": options.penalty_at(rnd.index)}
-        shared = Message({"z": z, **known.send}, {**config, **known.config})
-        return rnd.map_reduce(train, shared=shared, cohort=invited, client_input=known.client_input)["z"], {}
+        shared = Message({"z": z, **known.send}, {**config, **known.config}, common)
+        mean = rnd.map_reduce(train, shared=shared, cohort=invited, client_input=known.client_input)["z"]
+        if plain:
+            return State(mean, state.server), {}
+        d, moments = outer.update(state.server, T.sub(z, mean), z)
+        return State(carried(task.objectives["train"].step(z, server.lr, d), mean), moments), {}
 
     return Algorithm(
         init,
         round,
         (train,) if look is None else (look.phase, train),
-        {"global": View(lambda z: z)},
+        {"global": View(lambda state: state.z)},
         minimises=True,
         same_cohort=look is not None,
         buffers=True,

@@ -40,6 +40,8 @@ from fedfleet.algorithms.fedrobust import FedRobustOptions, fedrobust
 from fedfleet.algorithms.fedrod import fedrod
 from fedfleet.algorithms.fedsam import FedSamOptions, MoFedSamOptions, fedsam, mofedsam
 from fedfleet.algorithms.fedsr import FedSrOptions, fedsr
+from fedfleet.algorithms.fish import FishOptions, fish
+from fedfleet.algorithms.fishr import FishrOptions, fishr
 from fedfleet.algorithms.gt_gda import gt_gda
 from fedfleet.algorithms.gt_hsgd import GtHsgdOptions, gt_hsgd
 from fedfleet.algorithms.irm import irm
@@ -49,6 +51,7 @@ from fedfleet.algorithms.local_sgda_plus import SgdaPlusOptions, local_sgda_plus
 from fedfleet.algorithms.m3sda import M3sdaOptions, m3sda
 from fedfleet.algorithms.mcd import McdOptions, mcd
 from fedfleet.algorithms.mime import MimeLiteOptions, MimeOptions, mime, mimelite
+from fedfleet.algorithms.mmd import MmdOptions, mmd
 from fedfleet.algorithms.omg import OmgOptions, omg
 from fedfleet.algorithms.options import CohortOptions, LocalOptions
 from fedfleet.algorithms.parallel_sgda import ParallelOptions, parallel_sgda
@@ -137,6 +140,9 @@ ROWS: dict[str, Entry[Build]] = {
     "irm": Entry(PenaltyOptions, irm, "FedAvg with IRM's penalty in each loss (Arjovsky et al. 2019)"),
     "vrex": Entry(PenaltyOptions, vrex, "V-REx: the variance of domains' losses: two phases (Krueger et al. 2021)"),
     "coral": Entry(PenaltyOptions, coral, "alike means and covariances of features: two phases (Sun & Saenko 2016)"),
+    "mmd": Entry(MmdOptions, mmd, "alike distributions of features: two phases (Li et al. 2018)"),
+    "fishr": Entry(FishrOptions, fishr, "alike variances of the head's gradients: two phases (Rame et al. 2022)"),
+    "fish": Entry(FishOptions, fish, "from domain to domain, a step in each, one after the other (Shi et al. 2022)"),
     "fact": Entry(
         FactOptions, fact, "two heads made to agree on a target without labels: three phases (Schrod et al. 2023)"
     ),

@@ -27,6 +27,9 @@ CASES: dict[str, tuple[str, dict]] = {
     "irm": ("classification", {"steps": 3, "batch_size": 7, "penalty": 2.0}),
     "vrex": ("classification", {"steps": 3, "batch_size": 7, "penalty": 2.0}),
     "coral": ("classification", {"steps": 3, "batch_size": 7, "penalty": 2.0}),
+    "mmd": ("classification", {"steps": 3, "batch_size": 7, "penalty": 0.001, "waves": 5}),
+    "fishr": ("classification", {"steps": 3, "batch_size": 7, "penalty": 2.0}),
+    "fish": ("classification", {"steps": 2, "batch_size": 7, "epsilon": 0.7}),
     "omg": ("classification", {"of": {"name": "fedrod", "epochs": 1, "batch_size": 7}, "kappa": 0.4}),
     "robust": ("classification", {"of": {"name": "fedrod", "epochs": 1, "batch_size": 7}, "rule": "geometric_median"}),
     "scaffold": ("classification", {"epochs": 1, "batch_size": 7}),
@@ -109,6 +112,7 @@ VARIANTS: dict[str, tuple[str, dict]] = {
         "auc",
         {"steps": 3, "batch_size": 7, "correction": {"kind": "fedvarp", "chances": True}},
     ),
+    "peravg, the rate of the round": ("classification", {"epochs": 1, "batch_size": 7}),
     "cdma_one, fedvarp": ("auc", {"epochs": 1, "batch_size": 7, "correction": "fedvarp"}),
     "clustered_sampling, similarity": ("classification", {"steps": 3, "batch_size": 7, "law": "similarity"}),
     "cdma_ada, fedau": (
@@ -140,10 +144,31 @@ CUT = {
     "fedas",
     "irm",
     "coral",
+    "mmd",
+    "fishr",
 }
 """Algorithms that need a net with a last layer and others before it."""
 ASYNCHRONOUS = ("fedbuff", "fedasync", "fedfix")
 """Algorithms without cohorts, whose answers come in later rounds."""
+ALIKE = {
+    "fediir", "fedsr", "stablefdg", "irm", "vrex", "coral", "mmd", "fishr", "fish", "scaffold", "parallel_sgda",
+    "local_sgda", "local_sgda_plus", "extra_step", "catalyst_scaffold_s", "coda_plus", "codasca", "cdma_nc",
+    "cdma_one", "cdma_ada", "fedmm", "fedsgda", "fedavg_sgda", "fedprox_sgda", "fedrobust", "gt_gda", "gt_hsgd",
+    "fact", "feddyn", "fedawe", "amplified_fedavg", "amplified_scaffold", "clustered_sampling", "fedasync",
+}  # fmt: skip
+"""Algorithms in whose means clients count alike."""
+NO_MEAN = {
+    *("fedbuff", "omg", "robust", "afl", "drfa", "cluster_fedvarp", "f3ast", "refl", "fedfix"),
+    "clustered_sampling, similarity",
+}
+"""Rows that take no mean of what clients send."""
+OWN_WEIGHTS: dict[str, set[str]] = {
+    "fedas": {"own"},
+    "fedga": {"own", "alike"},
+    "fedavg, known p": {"own"},
+    "cdma_ada, fedau": {"own", "alike"},
+}
+"""Rows in which clients count by numbers of their own, and how in other means of the round. In the rest they count by examples."""
 INVITE = {"fact": 2, "kd3a": 4, "fedka": 3}
 """Clients asked a round, of algorithms that leave no choice."""
 LEARN_UNLABELLED = {
@@ -167,6 +192,9 @@ NEEDS: dict[str, dict[str, object]] = {
     "clustered_sampling": {"cohort": {"size": 8, "wait_for": "all"}},
     "vrex": BY_LABEL,
     "coral": BY_LABEL,
+    "mmd": BY_LABEL,
+    "fishr": BY_LABEL,
     "fedga": {"population.held_out": 0.25},
+    "fish": {"availability": "always", "cohort": {"size": 3, "wait_for": "all"}},
 }
 """What a configuration has to say besides of the clients of some algorithms."""

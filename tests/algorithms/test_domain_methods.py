@@ -1,4 +1,4 @@
-"""FedGA, IRM, V-REx and CORAL beside versions of their own: the whole objective by autograd, and rounds by hand."""
+"""Methods that compare domains beside versions of their own: the whole objective by autograd, and rounds by hand."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import World, build, records
+from harness import Bowl, World, build, play, records
+from harness import rows as clients_of
 from test_personalised import BODY, HEAD, LR, START, WHERE, B, Params, Y, down, features, fit, logits, rows_of
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedfleet.algorithms.coral import of_all
 from fedfleet.algorithms.fedga import adjusted
@@ -25,7 +26,9 @@ from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.fleet.policies import ResponsePolicy, Siwer, WaitAll
 from fedfleet.simulator.fleet.responses import Outcome
 from fedfleet.simulator.held_out import HeldOut
-from fedfleet.simulator.work import BatchPlan
+from fedfleet.simulator.work import Batch, BatchPlan
+from fedfleet.tasks.alike import KERNELS, by_head, in_waves, waves
+from fedfleet.tasks.body_and_head import BodyAndHead
 
 EVERY, CLIENTS, THREE = BODY + HEAD, 8, BatchPlan(size=B, steps=3)
 SOME = Siwer(low=0.55, high=0.6)  # 3 of 5
@@ -35,7 +38,7 @@ APART = replace(WHERE, population=WHERE.population.grouped(torch.arange(CLIENTS)
 
 @pytest.fixture(autouse=True)
 def _looks_take_several_chunks(monkeypatch):
-    for name in ("fedga", "vrex", "coral"):
+    for name in ("fedga", "vrex", "coral", "mmd", "fishr"):
         monkeypatch.setattr(f"fedfleet.algorithms.{name}.EVERYTHING", BatchPlan(size=50, epochs=1, shuffle=False))
 
 
@@ -69,7 +72,7 @@ def mean(ends: list[Params], weights: list[float]) -> Params:
     return {n: sum(w * e[n] for w, e in zip(weights, ends, strict=True)) / sum(weights) for n in ends[0]}
 
 
-def same(record: RoundRecord, wanted: Params, state: Callable[[Any], Any] = lambda s: s) -> None:
+def same(record: RoundRecord, wanted: Params, state: Callable[[Any], Any] = lambda s: s.z) -> None:
     for n, leaf in wanted.items():
         torch.testing.assert_close(state(record.state)["x"][n], leaf, rtol=1e-9, atol=1e-11)
 
@@ -95,12 +98,46 @@ def coral(p: Params) -> Tensor:
     return torch.stack([risk(p, c) for c in range(CLIENTS)]).mean() + 3.0 * torch.stack(apart).mean()
 
 
-@pytest.mark.parametrize(("name", "objective"), [("vrex", vrex), ("coral", coral)])
-def test_a_full_step_of_all_is_one_of_the_whole_objective(name, objective):
+def mmd(p: Params) -> Tensor:
+    """As DomainBed has it, but for the kernel, which is the mean product of as many waves as the algorithm has."""
+    frequencies, shifts = waves(rng.fold(rng.key(0), "mmd"), len(START[BODY[1]]), 3, torch.float64)
+    seen = [in_waves(features(p, rows_at(WHERE, c)), frequencies, shifts) for c in range(CLIENTS)]
+    each = [c @ d.T for c in seen for d in seen]
+    means = torch.stack([kernel.mean() for kernel in each]).view(CLIENTS, CLIENTS)
+    apart = [
+        means[i, i] + means[j, j] - means[i, j] - means[j, i] for i in range(CLIENTS) for j in range(i + 1, CLIENTS)
+    ]
+    return torch.stack([risk(p, c) for c in range(CLIENTS)]).mean() + 3.0 * torch.stack(apart).mean()
+
+
+def variance(p: Params, rows: Tensor) -> Tensor:
+    """The variance of each coordinate of single examples' gradients by the head."""
+
+    def loss(head: Params, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(x @ head["3.weight"].T + head["3.bias"], y)
+
+    head = {name: p[name] for name in HEAD}
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(head, features(p, rows), Y[rows])
+    return torch.cat([leaf.flatten(1) for leaf in each.values()], 1).var(0, correction=0)
+
+
+def fishr(p: Params) -> Tensor:
+    """As its authors have it, without their moving mean."""
+    each = torch.stack([variance(p, rows_at(WHERE, c)) for c in range(CLIENTS)])
+    apart = (each - each.mean(0)).square().mean()
+    return torch.stack([risk(p, c) for c in range(CLIENTS)]).mean() + 3.0 * apart
+
+
+@pytest.mark.parametrize(
+    ("name", "objective", "more"),
+    [("vrex", vrex, {}), ("coral", coral, {}), ("mmd", mmd, {"waves": 3}), ("fishr", fishr, {})],
+)
+def test_a_full_step_of_all_is_one_of_the_whole_objective(name, objective, more):
     z = START
-    for record in run(name, APART, CLIENTS, WaitAll(), steps=1, batch_size=1000, penalty=3.0):
+    for record in run(name, APART, CLIENTS, WaitAll(), steps=1, batch_size=1000, penalty=3.0, **more):
         z = down(z, objective, EVERY)
         same(record, z)
+        z = record.state.z["x"]  # short waves make much of rounding
     assert float((objective(z) - objective(START)).abs()) > 0.1
 
 
@@ -194,6 +231,94 @@ def test_coral_by_hand_with_minibatches_and_clients_of_a_domain():
     assert single
 
 
+FREQUENCIES = waves(rng.fold(rng.key(0), "mmd"), len(START[BODY[1]]), 3, torch.float64)
+
+
+def in_mean(p: Params, rows: Tensor) -> Tensor:
+    return in_waves(features(p, rows), *FREQUENCIES).mean(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "of", "more", "floats"),
+    [
+        ("mmd", in_mean, {"waves": 3, "penalty": 0.002}, 21),
+        ("fishr", variance, {"anneal_rounds": 1, "penalty": 0.4}, 20 * (len(START[BODY[1]]) + 1)),
+    ],
+)
+def test_mmd_and_fishr_by_hand_with_minibatches_and_clients_of_a_domain(name, of, more, floats):
+    z = START
+    for t, record in enumerate(run(name, WHERE, 5, SOME, steps=3, batch_size=B, **more)):
+        first, second = heard(record)
+        domains = [torch.cat([rows_at(WHERE, c) for c in first if c % 3 == d]) for d in sorted({c % 3 for c in first})]
+        n = len(domains)
+        middle = sum(of(z, rows) for rows in domains) / n
+        ends = []
+        for c in second:
+            p = z
+            for (rows,) in walk(t, c, 1):
+
+                def loss(q: Params, rows: Tensor = rows, middle: Tensor = middle, n: int = n, t: int = t) -> Tensor:
+                    ce, away = F.cross_entropy(logits(q, rows), Y[rows]), (of(q, rows) - middle).square()
+                    if n == 1 or (name == "fishr" and t < 1):
+                        return ce
+                    return ce + more["penalty"] * (2 * n / (n - 1) * away.sum() if name == "mmd" else away.mean())
+
+                p = down(p, loss, EVERY)
+            ends.append(p)
+        same(record, mean(ends, [1.0] * len(ends)))
+        z = record.state.z["x"]
+        assert record.phases[0].counts["floats_up"] == len(first) * floats
+
+
+def test_the_distance_in_waves_is_that_of_the_kernels():
+    """Of 4,096 waves a kernel, on points whose exact distance is known."""
+    one, other = torch.tensor([[0.0, 0.0], [1.0, 0.0]]).double(), torch.tensor([[0.0, 1.0], [2.0, 2.0]]).double()
+    both = torch.cat([one, other])
+    kernel = sum(torch.exp(-g * torch.cdist(both, both).square()) for g in KERNELS)
+    sign = torch.tensor([0.5, 0.5, -0.5, -0.5], dtype=torch.float64)
+    assert float(sign @ kernel @ sign) == pytest.approx(4.3514603, abs=1e-7)
+    seen = in_waves(both, *waves(rng.key(3), 2, 4096, torch.float64))
+    assert float((sign @ seen).square().sum()) == pytest.approx(4.3514603, abs=0.2)
+    torch.testing.assert_close(seen @ seen.T, kernel, rtol=0, atol=0.2)
+
+
+def test_variances_of_a_head_are_those_of_its_authors():
+    """Of two domains, by the closed form; the penalty is their mean squared distance from the mean."""
+    head = {"weight": torch.tensor([[0.5, -0.5], [0.0, 1.0]]).double(), "bias": torch.zeros(2).double()}
+    net = BodyAndHead(nn.Sequential(nn.Identity(), nn.Linear(2, 2)), frozenset({"1.weight", "1.bias"}))
+    of = {f"1.{name}": leaf for name, leaf in head.items()}
+    found = []
+    for x, y in (
+        ([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], [0, 1, 1]),
+        ([[2.0, 1.0], [1.0, -1.0], [0.0, 1.0]], [1, 0, 0]),
+    ):
+        rows = torch.tensor([*x, [torch.nan] * 2]).double()  # the last does not count
+        batch = Batch({"x": rows, "y": torch.tensor([*y, 0])}, torch.tensor([1.0, 1.0, 1.0, 0.0]))
+        first, second = by_head(net, of, batch, rows, net.logits(of, rows))
+        v = second / 3 - (first / 3).square()
+        found.append(torch.cat([v[:, :2].flatten(), v[:, 2]]))
+    wanted = [
+        [0.07031173, 0.01256595, 0.07031173, 0.01256595, 0.08210958, 0.08210958],
+        [0.1498589, 0.26362117, 0.1498589, 0.26362117, 0.24030858, 0.24030858],
+    ]
+    assert [v.tolist() for v in found] == [pytest.approx(w, abs=1e-8) for w in wanted]
+    apart = (torch.stack(found) - torch.stack(found).mean(0)).square()
+    assert float(apart.mean()) == pytest.approx(0.00786528, abs=1e-8)
+    assert float(apart.sum(1).mean()) == pytest.approx(0.0471917, abs=1e-7)
+
+
+def test_fish_goes_from_domain_to_domain_and_takes_part_of_the_way():
+    bowls = World(Bowl(), clients_of([(1.0, 2.0)], [(3.0, -1.0)]))
+    given, seen = {"steps": 1, "batch_size": 1, "lr": 0.1}, set()
+    for seed in range(6):
+        (z,) = play(build("fish", bowls.task, CohortOptions(size=2), **given), bowls, 1, seed=seed)
+        seen.add(round(float(z["x"]["w"]), 12))
+    assert seen == {0.735, 0.78}  # the one order, and the other
+    alone, one = World(Bowl(), clients_of([(1.0, 2.0)])), CohortOptions(size=1)
+    (z,) = play(build("fish", alone.task, one, **given, epsilon=1.0), alone, 1)
+    assert float(z["x"]["w"]) == pytest.approx(1.1)  # a step of gradient descent
+
+
 def test_a_domain_of_one_example_has_no_covariance():
     first, second = (
         torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
@@ -208,15 +333,19 @@ def test_a_domain_of_one_example_has_no_covariance():
     assert known.config == {"factor": 4.0}
 
 
-@pytest.mark.parametrize("name", ["irm", "vrex", "coral"])
+@pytest.mark.parametrize("name", ["irm", "vrex", "coral", "mmd", "fishr"])
 def test_without_a_penalty_it_is_fedavg(name):
     given = {"steps": 1, "batch_size": 1000, "weight": "num_examples"}
     with_none = run(name, APART, CLIENTS, WaitAll(), penalty=0.0, anneal_rounds=2, **given)
     for a, b in zip(with_none, run("fedavg", APART, CLIENTS, WaitAll(), **given), strict=True):
         same(a, b.state.z["x"])
+    given |= {"server_optimizer": {"name": "adam", "lr": 0.01}}
+    with_none = run(name, APART, CLIENTS, WaitAll(), penalty=0.0, anneal_rounds=2, **given)
+    for a, b in zip(with_none, run("fedopt", APART, CLIENTS, WaitAll(), **given), strict=True):
+        same(a, b.state.z["x"])
 
 
-@pytest.mark.parametrize("name", ["vrex", "coral"])
+@pytest.mark.parametrize("name", ["vrex", "coral", "mmd", "fishr"])
 def test_one_domain_alone_is_refused(name):
     one = replace(WHERE, population=WHERE.population.grouped(torch.zeros(CLIENTS, dtype=torch.int64)))
     with pytest.raises(ConfigError, match=rf"algorithm.name='{name}': it compares domains, and there is one alone: "):
@@ -256,7 +385,7 @@ def test_fedga_by_hand(gap, centre, much, rounds):
             for c, s in zip(second, moved, strict=True):
                 shares[c] = s * before / sum(moved)
         z = new
-        same(record, z, lambda s: s.z)
+        same(record, z)
         assert record.state.shares.tolist() == pytest.approx(shares, abs=1e-7)
         shares = record.state.shares.tolist()  # what is measured is single
     assert max(shares) > 1.05 / CLIENTS
@@ -269,6 +398,9 @@ def test_fedga_by_hand(gap, centre, much, rounds):
         ("irm", lambda d, h, w: (d, d)),
         ("vrex", lambda d, h, w: (d + 1, 2 * d + 1)),
         ("coral", lambda d, h, w: (d + w + w**2, 2 * d + w + w**2)),
+        ("mmd", lambda d, h, w: (d + 448, 2 * d + 448)),
+        ("fishr", lambda d, h, w: (d + 2 * h, 2 * d + h)),
+        ("fish", lambda d, h, w: (d, d)),
         ("fedga", lambda d, h, w: (d, 2 * d + 1)),
         ("fedsam", lambda d, h, w: (d, d)),
         ("mofedsam", lambda d, h, w: (d + 1, 2 * d)),
@@ -301,9 +433,9 @@ def test_shares_keep_their_sum():
     assert none.tolist() == [0.1, 0.1]
 
 
-@pytest.mark.parametrize("name", ["fedga", "vrex", "coral", "fediir", "omg"])
+@pytest.mark.parametrize("name", ["fedga", "vrex", "coral", "mmd", "fishr", "fish", "fediir", "omg"])
 def test_late_answers_are_of_no_use(name):
     """What one exchange says is of the model that another has sent; a matched update, of the model it started from."""
     algorithm = build(name, WHERE.task, CohortOptions(size=2))
     assert any(phase.dated for phase in algorithm.phases)  # one is enough to refuse them
-    assert algorithm.same_cohort == (len(algorithm.phases) > 1)
+    assert algorithm.same_cohort == (len(algorithm.phases) > 1 or name == "fish")
