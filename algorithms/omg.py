@@ -18,10 +18,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from fedfleet.algorithms.matching import coefficients, mixture
-from fedfleet.algorithms.options import CohortOptions
+from fedfleet.algorithms.matching import coefficients, exact_mixture, mixture
+from fedfleet.algorithms.options import CohortOptions, refuse_others
 from fedfleet.algorithms.wrapping import Exchange, WrapperOptions, instead, wrapped
 from fedfleet.simulator.author import BUFFERS, Algorithm, ConfigError, Task, Tree
 
@@ -37,10 +37,18 @@ class OmgOptions(WrapperOptions):
     """What the step is multiplied by, eta_g: 0.05 in the paper's Table 4 for domains, 1 in the released code for clients."""
     rescale: Literal["none", "one_plus_kappa", "one_plus_kappa2"] = "none"
     """Divide the step by nothing, by 1 + kappa, which leaves equal updates as they are, or by 1 + kappa^2, as released."""
+    solver: Literal["paper", "exact"] = "paper"
+    """How the mixture is found: by the paper's gradient descent, which with many clients ends far from it; or to rounding."""
     updates: int = Field(default=20, ge=1)
-    """Steps of the search for the mixture; one more evaluation is made."""
+    """Steps of the paper's search; one more evaluation is made."""
     buffers: Literal["mean", "frozen"] = "mean"
     """Average what layers keep count of, or leave it as it was in the beginning, as in the released code."""
+
+    @model_validator(mode="after")
+    def _applies(self) -> OmgOptions:
+        if self.solver == "exact":
+            refuse_others(self, "solver=exact", set(), {"updates"})
+        return self
 
     @property
     def shrink(self) -> float:
@@ -62,6 +70,10 @@ def omg(options: OmgOptions, task: Task, cohort: CohortOptions) -> Algorithm:
 def matched(options: OmgOptions, given: Exchange) -> Tree:
     """Return the model, or the difference, that the uploads come to."""
     gram, weights = given.gram(), given.shares
-    step = coefficients(gram, weights, mixture(gram, weights, options.kappa, options.updates), options.kappa)
+    if options.solver == "exact":
+        gamma = exact_mixture(gram, weights, options.kappa)
+    else:
+        gamma = mixture(gram, weights, options.kappa, options.updates)
+    step = coefficients(gram, weights, gamma, options.kappa)
     scale = options.server_lr / options.shrink
     return given.moved(step * scale, None if options.buffers == "frozen" else weights)

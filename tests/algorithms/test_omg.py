@@ -14,7 +14,7 @@ from scipy.optimize import minimize
 from test_personalised import BODY, HEAD, LR, ONCE, START, WHERE, B, fit, heard, rows_of
 from torch import Tensor
 
-from fedfleet.algorithms.matching import coefficients, mixture, objective
+from fedfleet.algorithms.matching import coefficients, exact_mixture, mixture, objective
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
@@ -53,7 +53,7 @@ CASES = st.tuples(st.integers(0, 300), st.integers(2, 9), st.sampled_from([0.1, 
 
 
 def test_the_solver_comes_near_the_exact_optimum():
-    """Of updates of many coordinates: of few, the paper's steps of one length for all may end further away."""
+    """Of few clients with updates of many coordinates; ``benchmarks/matching.py`` has what becomes of many."""
     above = []
     for seed, size, kappa in itertools.product(range(10), (2, 3, 5, 8), (0.25, 0.5, 0.9)):
         updates, w = drawn(seed, size, 1000)
@@ -122,14 +122,51 @@ def test_what_vanishes_leaves_the_mean():
     assert coefficients(one, one[0], mixture(one, one[0], 0.5), 0.5).tolist() == pytest.approx([1.5])
 
 
+@pytest.mark.parametrize("kappa", [0.25, 0.5, 0.9])
+def test_of_a_client_that_does_not_move_nothing_can_be_gained(kappa):
+    """The exact step is then the mean; the paper's search leaves a little of the others, along which it goes as far as ever."""
+    updates, w = drawn(0, 4, 50)
+    updates[0] = 0.0
+    gram, mean = updates @ updates.T, w @ updates
+    torch.testing.assert_close(coefficients(gram, w, exact_mixture(gram, w, kappa), kappa), w)
+    more = coefficients(gram, w, mixture(gram, w, kappa), kappa) @ updates - mean
+    assert float(more.norm()) == pytest.approx(kappa * float(mean.norm()))
+    assert abs(float(more @ mean / more.norm() / mean.norm())) < 0.5
+
+
+@given(CASES)
+def test_the_exact_solver_comes_to_the_least_objective_and_the_largest_gain(case):
+    seed, size, kappa = case
+    updates, w = drawn(seed, size)
+    gram = updates @ updates.T
+    gamma, scale = exact_mixture(gram, w, kappa), float(gram.diagonal().mean())
+    assert float(gamma.sum()) == pytest.approx(1)
+    assert bool((gamma >= 0).all())
+    least = float(objective(gram, w, gamma, kappa))
+    assert least <= float(objective(gram, w, exact(gram, w, kappa), kappa)) + 1e-9 * scale
+    if float(gamma @ gram @ gamma) > 1e-9 * scale:  # or there is none
+        assert float((gram @ coefficients(gram, w, gamma, kappa)).min()) == pytest.approx(least, abs=1e-7 * scale)
+
+
+def test_the_exact_solver_is_an_option():
+    where, cohort = world("fedavg"), CohortOptions(size=8)
+    of = {"name": "fedavg", "steps": 3, "batch_size": 7}
+    paper, best = (
+        flat(play(build("omg", where.task, cohort, of=of, solver=solver), where, 1)[0]) for solver in ("paper", "exact")
+    )
+    assert 1e-5 < float((paper - best).abs().max()) < 0.1
+    with pytest.raises(ValueError, match="updates=5 is not for solver=exact"):
+        build("omg", where.task, cohort, of=of, solver="exact", updates=5)
+
+
 def test_a_client_twice_at_half_the_weight_changes_nothing():
     updates, w = drawn(3, 4)
     twice, halves = torch.cat([updates, updates[:1]]), torch.cat([w[:1] / 2, w[1:], w[:1] / 2])
     steps = []
     for u, v in ((updates, w), (twice, halves)):
         gram = u @ u.T
-        steps.append(coefficients(gram, v, exact(gram, v, 0.5), 0.5) @ u)
-    torch.testing.assert_close(*steps, rtol=1e-3, atol=1e-3)
+        steps.append(coefficients(gram, v, exact_mixture(gram, v, 0.5), 0.5) @ u)
+    torch.testing.assert_close(*steps, rtol=1e-6, atol=1e-6)
 
 
 def test_uploads_as_differences():
@@ -196,6 +233,8 @@ AVERAGING = (
     "irm",
     "vrex",
     "coral",
+    "mmd",
+    "fishr",
 )
 
 
@@ -219,6 +258,16 @@ def test_without_a_radius_it_is_the_algorithm_and_near_none_near_it(name):
                 torch.testing.assert_close(a, flat(view(record.state)), rtol=2e-5, atol=2e-6)
     far = play(build("omg", where.task, cohort, of={"name": name, **given}, kappa=0.9), where, 3)
     assert float((flat(far[-1]) - plain[-1]).abs().max()) > 1e-3
+
+
+def test_without_a_radius_the_servers_rate_still_counts():
+    where, cohort, of = world("fedavg"), CohortOptions(size=6), {"name": "fedavg", "steps": 3, "batch_size": 7}
+    start = flat(where.task.init(0))
+    whole, half = (
+        flat(play(build("omg", where.task, cohort, of=of, kappa=0.0, server_lr=lr), where, 1)[0]) - start
+        for lr in (1.0, 0.5)
+    )
+    torch.testing.assert_close(half, whole / 2, rtol=1e-4, atol=1e-6)
 
 
 def test_as_much_travels():
