@@ -6,7 +6,7 @@ import functools
 import itertools
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from fedfleet.experiments.checkpoint import Checkpoints, newest
 from fedfleet.simulator.algorithm import Algorithm
 from fedfleet.simulator.arithmetic import layers
 from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.reduction import Mean, Rows
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.block.side_effects import ClosureTensors
@@ -29,6 +30,7 @@ from fedfleet.simulator.driver import round as driver
 from fedfleet.simulator.driver.round import Conditions
 from fedfleet.simulator.driver.server import initial
 from fedfleet.simulator.driver.simulate import RoundRecord, play, start
+from fedfleet.simulator.driver.state import ClientStore
 from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.fleet.availability import Bernoulli
 from fedfleet.simulator.fleet.devices import Load, Times
@@ -63,10 +65,16 @@ class How:
     """Each round is one of another algorithm, without a schedule, whose rates are those that the schedule comes to."""
     model: str = ""
     fold_at: float = 1.0
+    momentum: float | None = None
+    """Clients take one step in each loop, with this momentum, which of an optimiser that starts afresh is nothing."""
 
 
 class History(NamedTuple):
-    """A run: the initial model, and of each round the model, losses, counts and what devices were told of its phases."""
+    """A run: the initial model, and of each round the model, losses, counts and what devices were told of its phases.
+
+    ``weights`` says by what clients count in its means: "examples", "alike" or numbers of their "own". ``told`` are the numbers
+    that clients are told on the way to models of their own, of each round, ``kept`` what they keep in the end.
+    """
 
     initial: Tensor
     models: list[Tensor]
@@ -74,6 +82,9 @@ class History(NamedTuple):
     counts: list[list[dict[str, int]]]
     loads: list[Load]
     captures: int
+    weights: set[str]
+    told: list[list[float]]
+    kept: Tensor
 
 
 class Spy:
@@ -124,6 +135,11 @@ def algorithm(name: str, where: World, how: How, t: int = 0) -> Algorithm:
         options |= {key: getattr(known, key) * FALLING.at(t) for key in RATES if getattr(known, key, None) is not None}
     elif "lr_schedule" in ALGORITHMS[kind].options.model_fields:
         options["lr_schedule"] = FALLING
+    if how.momentum is not None:
+        fields = ALGORITHMS[kind].options.model_fields
+        options |= {key: 1 for key in ("steps", "own_steps", "head_steps") if key in fields}
+        options |= {"client_optimizer": {"momentum": how.momentum}}
+        options = {key: value for key, value in options.items() if not key.endswith("epochs")}
     return build(kind, where.task, CohortOptions(size=INVITE.get(name, 12 if how.even else 8)), **options)
 
 
@@ -148,8 +164,9 @@ def history(name: str, how: How) -> History:
         stack.enter_context(patch.object(layers, "FOLD_AT", how.fold_at))
         if how.device != "cpu":
             stack.enter_context(placed())
+        weights = stack.enter_context(weighed(world(name, how))) if how == How() else set()  # captured blocks tell nothing
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        return _run(name, how, folder)
+        return _run(name, how, folder)._replace(weights=weights)
 
 
 def _run(name: str, how: How, folder: Path) -> History:
@@ -176,20 +193,53 @@ def _run(name: str, how: How, folder: Path) -> History:
         [],
         spy.loads,
         0,
+        set(),
+        [],
+        torch.zeros(0),
     )
     series = list(itertools.islice(itertools.cycle(zip(turns, setups, strict=True)), rounds(name, how)))
-    for record in _records(series, z, where, conditions, folder if how.resumed else None):
+    kept = torch.zeros(0)
+    for (turn, _), (record, store) in zip(
+        series, _records(series, z, where, conditions, folder if how.resumed else None), strict=True
+    ):
         assert not any(on_device(t) for t in T.leaves(record.state) if isinstance(t, Tensor))
         found.models.append(flat(view(record.state)))
         found.losses.append([p.train_loss for p in record.phases])
         found.counts.append([dict(p.counts) for p in record.phases])
-    return found._replace(captures=captures.ready)
+        if turn.personal is not None:
+            config = turn.personal.message(record.state, record.index).config
+            found.told.append([float(v) for v in T.leaves(dict(config))])
+        kept = _kept(store)
+    return found._replace(captures=captures.ready, kept=kept)
+
+
+def _kept(store: ClientStore) -> Tensor:
+    """Return what clients keep, in the order of their numbers."""
+    clients = sorted(store._at)
+    states = store.get(torch.tensor(clients), lambda: None) if clients else {}
+    return torch.cat([torch.zeros(0, dtype=torch.float64), *(leaf.flatten().double() for leaf in T.leaves(states))])
+
+
+@contextmanager
+def weighed(where: World) -> Iterator[set[str]]:
+    """Note by what clients count in means: by their examples, alike, or by numbers of their own."""
+    sizes, seen, block = set(where.population.offsets.diff().tolist()), set[str](), Mean.block
+
+    def noted(self: Mean, values: Any, rows: Rows) -> Any:
+        weight = (rows.weight if self.weighted else rows.unit)[rows.unit > 0]
+        if len(weight):
+            alike, whole = bool((weight == weight[0]).all()), sizes.issuperset(weight.tolist())
+            seen.add("examples" if whole else "alike" if alike else "own")
+        return block(self, values, rows)
+
+    with patch.object(Mean, "block", noted):
+        yield seen
 
 
 def _records(
     series: list[tuple[Algorithm, Setup]], z: Any, where: World, conditions: Conditions, folder: Path | None
-) -> Iterator[RoundRecord]:
-    """Play rounds; with a folder, write a checkpoint after each, and go on from what was read of it."""
+) -> Iterator[tuple[RoundRecord, ClientStore]]:
+    """Play rounds, and yield clients' states with each; with a folder, go on from a checkpoint after each."""
     people = problem(where.population)
     checkpoints = None if folder is None else Checkpoints(folder, 1)
     executor, at, begun = (
@@ -204,7 +254,7 @@ def _records(
                 begun = setup
             record = play(made, at, people, conditions, executor)
             at.accept(record)
-            yield record
+            yield record, at.memory.store
             if checkpoints is not None:
                 checkpoints.write(at, {})
                 found = newest(checkpoints.folder)[0]

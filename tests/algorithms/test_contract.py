@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.fleet.availability import Bernoulli
 from fedfleet.simulator.fleet.responses import Federation
-from tests.algorithms.cases import ASYNCHRONOUS, CASES, ROWS
+from tests.algorithms.cases import ALIKE, ASYNCHRONOUS, CASES, NO_MEAN, OWN_WEIGHTS, ROWS
 from tests.algorithms.harness import build, digits, flat, records
 from tests.algorithms.histories import History, How, history
 from tests.parts import slow_but
@@ -33,6 +35,11 @@ EVEN = How("factored", even=True, dtype=torch.float32)
 
 def test_every_registered_algorithm_has_a_case():
     assert set(CASES) == set(ALGORITHMS)
+
+
+def options_of(name: str) -> Mapping[str, Any]:
+    """Return the fields of the options of a row's algorithm."""
+    return ALGORITHMS[name.partition(",")[0]].options.model_fields
 
 
 def check_close(one: History, other: History, tolerance: float) -> None:
@@ -67,9 +74,27 @@ class TestContract:
         check_close(history(name, How()), history(name, How("factored")), 1e-12)
 
     def test_rates_fall_as_the_schedule_says(self, name):
-        """Each round is that of an algorithm with the round's own rates, where no answers are of earlier rounds."""
-        if name not in ASYNCHRONOUS and "lr_schedule" in ALGORITHMS[name.partition(",")[0]].options.model_fields:
-            check_close(history(name, How("factored")), history(name, How("factored", by_hand=True)), 1e-12)
+        """Each round is that of an algorithm with the round's own rates, where no answers are of earlier rounds.
+
+        So are clients' own models, whose rates they are told, and what they keep.
+        """
+        if name not in ASYNCHRONOUS and "lr_schedule" in options_of(name):
+            one, other = (history(name, How("factored", by_hand=by_hand)) for by_hand in (False, True))
+            check_close(one, other, 1e-12)
+            assert one.told == [pytest.approx(told, rel=1e-12) for told in other.told]
+            torch.testing.assert_close(one.kept, other.kept, rtol=1e-10, atol=1e-10)
+
+    def test_optimisers_of_clients_start_afresh_in_every_loop(self, name):
+        """In one step of a loop momentum is nothing, unless it is that of another loop, or of an earlier round."""
+        if "client_optimizer" in options_of(name):
+            one, other = (history(name, How("factored", momentum=momentum)) for momentum in (0.0, 0.9))
+            check_close(one, other, 1e-12)
+            torch.testing.assert_close(one.kept, other.kept, rtol=1e-10, atol=1e-10)
+
+    def test_clients_count_by_their_examples_or_alike(self, name):
+        alike, none = name.partition(",")[0] in ALIKE, name in NO_MEAN
+        usual = set() if none else {"alike"} if alike else {"examples"}
+        assert history(name, How()).weights == OWN_WEIGHTS.get(name, usual)
 
     def test_another_seed_is_another_run(self, name):
         one, other = history(name, How("factored")), history(name, How("factored", seed=1))

@@ -347,6 +347,11 @@ def test_the_mean_of_the_heads_can_be_evaluated():
     assert list(z) == ["x", "head"]
     assert same(z["head"], T.mean([r.state.model["head"], r.state.model["second"]]))
     assert same(z["x"], r.state.model["x"])
+    of = r.state._replace(
+        selected=T.map(lambda leaf: leaf + 1, r.state.model)
+    )  # of the model that was selected, if one was
+    torch.testing.assert_close(flat(algorithm.views["global"].params(of)), flat(merged(of.selected)))
+    assert not same(algorithm.views["global"].params(of), z)
 
 
 def test_a_model_and_its_nets():

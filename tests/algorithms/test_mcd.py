@@ -16,7 +16,7 @@ from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.block.batches import schedule
-from fedfleet.simulator.work import BatchPlan
+from fedfleet.simulator.work import Batch, BatchPlan, StepInfo
 from fedfleet.tasks.stateful import Dropout
 from fedfleet.tasks.two_heads_nets import NETS
 
@@ -129,6 +129,27 @@ def test_second_heads_are_of_the_seed():
     assert same(a["head"], c["head"])
     assert not same(a["second"], c["second"])
     assert list(world(model="digits_small").task.init(0)) == ["x", "head", "b"]
+
+
+def test_each_turn_draws_its_own():
+    """Dropout of the three steps, and of each time that the last is taken, has another mask."""
+    made, keys = build(world().task, "mcd", ONE, generator_steps=3), []
+
+    class Noting:
+        def grad(self, name, z, batch, key, *, wrt):
+            keys.append((name, int(key)))
+            return {part: {} for part in wrt}, {}
+
+        def step(self, name, z, lr, direction):
+            return z
+
+    z = {"x": {}, "head": {}, "second": {}}
+    work = made.phases[0].work
+    local = work.client_init({"z": z}, None, None, rng.key(1))
+    at = StepInfo(0, torch.tensor(0), torch.tensor(False), torch.tensor(5))
+    work.loops[0].step(Noting(), {"lr": 0.1}, local, Batch({}, torch.ones(2)), at, rng.key(2))
+    assert [name for name, _ in keys] == ["train", "discord", "idd", "idd", "idd"]
+    assert len({key for _, key in keys}) == 5
 
 
 def test_what_it_is():

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import build, digits, flat, play, records
+from harness import Bowl, World, build, digits, flat, play, records, rows
 
 from fedfleet.algorithms import robust as module
 from fedfleet.algorithms.options import CohortOptions
@@ -18,6 +18,7 @@ from fedfleet.algorithms.wrapping import Asked, Exchange
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.upload_matrix import UploadMatrix
+from fedfleet.simulator.block.faults import Faults
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.fleet.policies import Siwer
 
@@ -138,6 +139,18 @@ def test_updates_that_are_not_finite_are_left_out(given):
     assert flat(found).isfinite().all()
     moved = flat(found["x"]) - flat(exchange.origin["x"])
     assert float(moved.norm()) <= np.linalg.norm(x[:-2], axis=1).max()
+
+
+def test_a_run_leaves_a_client_out_that_is_infinite(subtests):
+    """By every rule, where such a client is not refused; FoolsGold takes those that are all alike for attackers, and stays."""
+    means = [2.0, 2.1, 1.9, 2.05, 1.95, 2.02, torch.inf]
+    where = World(Bowl(), rows(*([(1.0, m)] for m in means)), rows([(1.0, 2.0)]))
+    of = {"name": "fedavg", "steps": 1, "batch_size": 1, "lr": 0.5}
+    for given in [*(given for given, _ in RULES), {"rule": "fltrust"}, {"rule": "foolsgold"}]:
+        with subtests.test(**given):
+            algorithm = build("robust", where.task, CohortOptions(size=7, min_responses=7), of=of, **given)
+            (z,) = play(algorithm, where, 1, faults=Faults(non_finite="keep"))
+            assert float(z["x"]["w"]) == pytest.approx(1.0 if given["rule"] == "foolsgold" else 1.5, abs=0.08)
 
 
 def test_the_geometric_median_is_what_distances_are_least_to():

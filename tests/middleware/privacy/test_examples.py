@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -79,6 +80,12 @@ def test_a_drawn_batch_is_divided_by_what_it_has_on_average():
     found = [w(z) - 1 for z in play(private(many, norm=1.0, drawn=True), world, 1)]
     assert 0 < found[0] != 1.0  # of eight with probability 1/4, over 2
     assert found[0] == pytest.approx(1.0, abs=5 * (8 * 0.25 * 0.75 / 4 / 40) ** 0.5)
+    alone = World(Bowl(), rows([(1.0, 1e3)] * 8))
+    one = build("fedavg", alone.task, CohortOptions(size=1), lr=1.0, steps=1, batch_size=2, weight="uniform")
+    ends = [1.0, *(w(z) for z in play(private(one, norm=1.0, drawn=True), alone, 12))]
+    steps = [2 * (after - before) for before, after in itertools.pairwise(ends)]  # a half of each that is drawn
+    assert set(steps) > {1.0, 2.0, 3.0}
+    assert set(steps) <= {*map(float, range(9))}
     (nothing,) = play(
         private(averaging(batch_size=1, steps=1, epochs=None), norm=1e-9, multiplier=1e9, drawn=True), BOWL, 1
     )
