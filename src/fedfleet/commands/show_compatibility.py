@@ -68,6 +68,12 @@ WORLDS: tuple[dict[str, Any], ...] = (
     {**LOCAL, "population": BY_LABEL, "task": {"name": "stochastic"}},
     {**LOCAL, "population": BY_LABEL, "task": {"name": "attentive"}},
     {**LOCAL, "population": {**BY_LABEL, "held_out": 0.25}, "task": CLASSES},
+    {
+        **TO_BRIGHT,
+        "domains": {"target": "target", "share_target": True},
+        "task": {"name": "domain_adaptation"},
+        "cohort": {"size": 2},
+    },
 )
 """Small runs, of which the first that an algorithm takes shows what it is like."""
 
