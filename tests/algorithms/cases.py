@@ -154,7 +154,7 @@ ALIKE = {
     "fediir", "fedsr", "stablefdg", "irm", "vrex", "coral", "mmd", "fishr", "fish", "scaffold", "parallel_sgda",
     "local_sgda", "local_sgda_plus", "extra_step", "catalyst_scaffold_s", "coda_plus", "codasca", "cdma_nc",
     "cdma_one", "cdma_ada", "fedmm", "fedsgda", "fedavg_sgda", "fedprox_sgda", "fedrobust", "gt_gda", "gt_hsgd",
-    "fact", "feddyn", "fedawe", "amplified_fedavg", "amplified_scaffold", "clustered_sampling", "fedasync",
+    "fact", "kd3a", "fedka", "feddyn", "fedawe", "amplified_fedavg", "amplified_scaffold", "clustered_sampling", "fedasync",
 }  # fmt: skip
 """Algorithms in whose means clients count alike."""
 NO_MEAN = {

@@ -164,7 +164,9 @@ def history(name: str, how: How) -> History:
         stack.enter_context(patch.object(layers, "FOLD_AT", how.fold_at))
         if how.device != "cpu":
             stack.enter_context(placed())
-        weights = stack.enter_context(weighed(world(name, how))) if how == How() else set()  # captured blocks tell nothing
+        weights = (
+            stack.enter_context(weighed(world(name, how))) if how == How() else set()
+        )  # captured blocks tell nothing
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         return _run(name, how, folder)._replace(weights=weights)
 
