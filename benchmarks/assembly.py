@@ -1,4 +1,4 @@
-"""Count what a configuration passes on its way to a run: ``python -m benchmarks.assembly configs/quickstart.yaml``.
+"""Count what a configuration passes on its way to a run: ``python -m benchmarks.assembly configs/cdma/digits.yaml``.
 
 For each stage it prints the files of the product in which a function was called, imports left out, the functions, and how often
 named sections were validated. ``--inner batched`` leaves out the trial by which ``executor.inner: auto`` chooses.

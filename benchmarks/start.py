@@ -23,7 +23,7 @@ from benchmarks.command import say
 
 MARKS = "FEDFLEET_BENCHMARK_MARKS"  # the file that a run leaves its marks in
 KIND = "FEDFLEET_BENCHMARK_KIND"  # where it runs
-QUICK = ("configs/quickstart.yaml", "rounds=3", "callbacks=[benchmarks.start:Marks]")
+QUICK = ("configs/cdma/digits.yaml", "rounds=3", "callbacks=[benchmarks.start:Marks]")
 KINDS = {"local": ("executor.kind=local",), "ray": ("executor.kind=ray", "executor.actors=2")}
 
 

@@ -42,9 +42,13 @@ class Names:
         whole = len(self.held_out) == len(self.tested)
         return f"of {len(self.tested):,} client{'s' * several}{held if whole else ''}"
 
-    def tested_on(self, y: Tensor, classes: int) -> str:
-        """Say which examples models are tested on, by their labels (n, ...), and which of so many classes they have none of."""
+    def tested_on(self, y: Tensor, classes: int, share: float) -> str:
+        """Say which examples models are tested on, by their labels (n, ...), and which of so many classes they have none of.
+
+        They are this ``share`` of all, which is told where whole clients are held out: those have more examples, or fewer.
+        """
         told = " ".join(filter(None, [f"{len(y):,} examples", self.whose()]))
+        told += f", {share:.0%} of all examples" if self.held_out else ""
         counted = y[y >= 0] if classes and y.dim() == 1 and not y.is_floating_point() else None
         if counted is not None and len(lacking := (counted.bincount(minlength=classes) == 0).nonzero().flatten()):
             called = [self.classes[i] if self.classes else str(i) for i in lacking.tolist()]

@@ -2,7 +2,7 @@
 
 import fedfleet
 
-run = fedfleet.run("configs/quickstart.yaml", {"rounds": 20}, out="runs/first")
+run = fedfleet.run("configs/cdma/digits.yaml", {"rounds": 20}, out="runs/first")
 print(run.rounds[["round", "eval/auc", "floats_up"]].dropna())
 """
 
@@ -104,6 +104,7 @@ def run(
     population: Population | None = None,
     data: Dataset | FederatedDataset | None = None,
     callbacks: Callback | Sequence[Callback] = (),
+    progress: bool = True,
 ) -> Run:
     """Run one experiment and write its run folder ``out``, which must be new.
 
@@ -114,27 +115,30 @@ def run(
         task, algorithm, data: your own, instead of the configured ones. A ``Dataset`` is dealt to clients by the configured
             partition, a ``FederatedDataset`` comes in clients.
         population: clients of your own; their attribute ``test`` (``Examples``), or ``data``, is what models are tested on.
-        callbacks: who is told how it goes, round by round, and may stop it; ``fedfleet.Progress()`` shows it.
+        callbacks: who is told how it goes, round by round, and may stop it.
+        progress: show on standard error, or in the notebook, how it goes.
 
-    Warns of features that are far from 1 in size, and of secure sums that have little of what clients sent. Raises ConfigError or
-    DataError for input that cannot run, FedfleetError for a run that failed.
+    Features that are far from 1 in size, and secure sums that have little of what clients sent, are told; they are warnings where
+    there is nobody to tell. Raises ConfigError or DataError for input that cannot run, FedfleetError for a run that failed.
 
     """
     from fedfleet.config.schema import load
     from fedfleet.experiments.experiment import Experiment
+    from fedfleet.experiments.progress import shown
 
     own = {"task": task, "algorithm": algorithm, "population": population, "data": data}
+    told = shown(callbacks, progress=progress)
     experiment = Experiment(load(config, overrides), **own)
-    for line in () if callbacks else experiment.advice():  # else callbacks are told
+    for line in () if told else experiment.advice():  # else callbacks are told
         warnings.warn(line, stacklevel=2)
     try:
-        result = experiment.run(Path(out), callbacks)
+        result = experiment.run(Path(out), told)
     except KeyboardInterrupt as e:
         given = "".join(f", {name}=…" for name, part in own.items() if part is not None)
         e.add_note(f"go on with fedfleet.resume({str(out)!r}{given})")
         raise
     lost = (result.summary.get("secure_aggregation") or {}).get("lost")
-    if lost and not callbacks:
+    if lost and not told:
         warnings.warn(lost, stacklevel=2)
     return result
 
@@ -149,6 +153,7 @@ def run_all(
     population: Population | None = None,
     data: Dataset | FederatedDataset | None = None,
     callbacks: Callback | Sequence[Callback] = (),
+    progress: bool = True,
 ) -> Runs:
     """Run every label of ``compare``, every point of ``vary`` and every of ``seeds``, one after another, and write a report.
 
@@ -161,7 +166,7 @@ def run_all(
     """
     from fedfleet.config.schema import load
     from fedfleet.experiments import campaign
-    from fedfleet.tracking.callback import checked
+    from fedfleet.experiments.progress import shown
 
     own = {"task": task, "algorithm": algorithm, "population": population, "data": data}
-    return campaign.run_all(load(config, overrides), Path(out), checked(callbacks), own)
+    return campaign.run_all(load(config, overrides), Path(out), shown(callbacks, progress=progress), own)

@@ -290,7 +290,7 @@ def test_what_one_waits_for_is_noted_by_a_callback_and_shown(tmp_path, monkeypat
     monkeypatch.setenv(start.KIND, "local")
     before = time.time()
     overrides = {"rounds": 2, "executor.kind": "local", "callbacks": ["benchmarks.start:Marks"]}
-    fedfleet.run("configs/quickstart.yaml", overrides, out=tmp_path / "run")
+    fedfleet.run("configs/cdma/digits.yaml", overrides, out=tmp_path / "run")
     marks = json.loads((tmp_path / "marks.json").read_text())
     assert before < marks["start"] < marks["round"] < time.time()
     turns = iter([9.0, 1.0, 2.0, 3.0])
@@ -443,7 +443,7 @@ def test_files_and_validations_on_the_way_to_a_run_are_counted(capsys):
     assert any(file.endswith("/config/schema.py") for file in load.files)
     assert made.calls == {}
     assert load.beside(made) == load
-    assembly.main(["configs/quickstart.yaml", "--inner", "batched"])
+    assembly.main(["configs/cdma/digits.yaml", "--inner", "batched"])
     row = next(line for line in capsys.readouterr().out.splitlines() if "both" in line)
     assert (
         row.strip(" │").rpartition("│")[2].strip() == "5"

@@ -64,7 +64,7 @@ def main() -> int:
             executor = json.dumps({"kind": "ray", "address": address, "actors": NODES + 1})
             with heads.running(there, f"rounds={ROUNDS}", f"executor={executor}") as process:
                 status = process.wait(PATIENCE_S)
-        config = heads.ROOT / "configs" / "quickstart.yaml"
+        config = heads.ROOT / "configs" / "cdma" / "digits.yaml"
         here = fedfleet.run(config, {"rounds": ROUNDS, "executor.kind": "local"}, out=Path(folder, "here"))
         events = [json.loads(line) for line in (there / "events.jsonl").read_text().splitlines()]
         joined = [event["round"] for event in events if event["event"] == "node_joined"]

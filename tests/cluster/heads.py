@@ -47,8 +47,8 @@ def head(port: int, *options: str, env: Mapping[str, str] | None = None) -> Iter
 
 @contextmanager
 def running(out: Path, *overrides: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Have a run of the quickstart go on, and end it in the end."""
-    given = ("configs/quickstart.yaml", *overrides, "--out", str(out), "--no-report")
+    """Have a run go on, and end it in the end."""
+    given = ("configs/cdma/digits.yaml", *overrides, "--out", str(out), "--no-report")
     command = [sys.executable, "-m", "fedfleet", "run", *given]
     quiet = subprocess.DEVNULL
     process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=quiet, stderr=quiet)

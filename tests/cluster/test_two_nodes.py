@@ -77,14 +77,14 @@ def blocks() -> list[str]:
 
 
 def checkout(to: Path) -> Path:
-    """Copy what a checkout has of the package, with a quickstart that is quicker."""
+    """Copy what a checkout has of the package, with a run that is quicker."""
     for name in ("src", "algorithms", "simulator", "tasks", "middleware", "datasets", "configs"):
         shutil.copytree(
             ROOT / name, to / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
         )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, to)
-    path = to / "configs" / "quickstart.yaml"
+    path = to / "configs" / "cdma" / "digits.yaml"
     given = yaml.safe_load(path.read_text(encoding="utf-8"))
     path.write_text(yaml.safe_dump(load(given, SHORT).model_dump(mode="json", exclude_unset=True)))
     return to
@@ -114,7 +114,7 @@ def test_what_is_typed_by_hand_runs_on_both_nodes_to_the_bytes_of_one_process(tm
     on_first, on_second, run = blocks()
     with nodes(2, ray=False) as found:
         first, second = (login(node, tmp_path) for node in (found.head, *found.others))
-        configs = {"quick": first.checkout / "configs" / "quickstart.yaml", "stateful": tmp_path / "stateful.yaml"}
+        configs = {"quick": first.checkout / "configs" / "cdma" / "digits.yaml", "stateful": tmp_path / "stateful.yaml"}
         configs["stateful"].write_text(yaml.safe_dump(load({}, SHORT | STATEFUL).model_dump(mode="json")))
         for name, path in configs.items():
             fedfleet.Experiment(load(path, {"executor.kind": "local"})).run(tmp_path / "local" / name)

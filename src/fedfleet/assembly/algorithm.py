@@ -198,7 +198,7 @@ def assemble(x: Federated) -> Assembled:
         attack=attack,
         algorithm=algorithm,
         promises=promises,
-        examples=weights.told(data, evaluation["test"]["y"]),
+        examples=weights.told(data, evaluation["test"]["y"], x.problem.clients * x.population.summary().mean_examples),
     )
     resolve.check_metrics(config, made.metric_names)
     return made

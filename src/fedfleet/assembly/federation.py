@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedfleet.assembly import task_setup, user_parts, weights
@@ -54,6 +54,7 @@ class Federated(Loaded):
         z: the initial model.
         net_advice: lines on what of the net will rarely do.
         domain_names: what the data call their domains, where clients belong to those.
+        cohort_advice: a line where there are fewer clients than are asked by default.
 
     """
 
@@ -69,6 +70,7 @@ class Federated(Loaded):
     z: Tree
     net_advice: list[str]
     domain_names: tuple[str, ...]
+    cohort_advice: tuple[str, ...] = ()
 
     @property
     def own_work(self) -> frozenset[str]:
@@ -84,7 +86,7 @@ class Federated(Loaded):
 
 def federate(x: Loaded, task: Task | None = None, algorithm: Algorithm | None = None) -> Federated:
     """Return the clients of what was loaded, with a task and an algorithm, those given or those configured. Raises ConfigError."""
-    config, data = x.config, x.data
+    given, config, data = algorithm, x.config, x.data
     task = task or task_setup.configured(config, data)
     algorithm = algorithm or task_setup.algorithm(config, task)
     written = frozenset({*x.own, *(here.section for here in places(config))})
@@ -106,6 +108,16 @@ def federate(x: Loaded, task: Task | None = None, algorithm: Algorithm | None = 
     net_advice = task_setup.net_advice(config, task, z, data)
     if "algorithm" in written:
         config = _as_asked(config, algorithm, z, result)
+    elif (
+        "size" not in config.cohort.model_fields_set
+        and not algorithm.asynchronous
+        and result.clients < config.cohort.size
+    ):
+        asks = f"cohort.size: {config.cohort.size} clients are asked a round by default"
+        line = f"{asks}, and there are {result.clients}: all are asked"
+        return replace(
+            federate(replace(x, config=_asking(x.config, result.clients)), task, given), cohort_advice=(line,)
+        )
     config = with_clients(config, data, dealt, population, asynchronous=algorithm.asynchronous is not None)
     resolve.check_local(config, summary.max_examples)
     if config.warm_start is not None:
@@ -164,4 +176,8 @@ def _as_asked(config: Config, algorithm: Algorithm, z: Tree, about: Problem) -> 
             f"cohort.size={wanted}: the algorithm {config.algorithm.name} invites {size} clients: set cohort.size={size}, "
             f"leave it out, or make the algorithm so that it invites {wanted}"
         )
+    return _asking(config, size)
+
+
+def _asking(config: Config, size: int | None) -> Config:
     return config.model_copy(update={"cohort": config.cohort.model_copy(update={"size": size})})

@@ -46,14 +46,14 @@ class Ready(Assembled):
     """A run, its configuration with every ``auto`` resolved.
 
     Attributes:
-        small: whether a rule, not the configuration, lets it run in this process.
+        chosen: whether a rule, not the configuration, says where it runs.
         federation, selection: how clients behave, and whom the server invites.
         participation_advice: lines on what of a correction will rarely do.
         costs: what a client's answer takes.
 
     """
 
-    small: bool
+    chosen: bool
     federation: Federation
     selection: Selection
     participation_advice: list[str]
@@ -68,7 +68,7 @@ def ready(x: Assembled) -> Ready:
     timing.check_deadline(config, behaviour, x.algorithm, x.population, costs)
     made = Ready(
         **so_far(x, config=config),
-        small=x.config.executor.kind == "auto" and config.executor.kind == "local",
+        chosen=x.config.executor.kind == "auto",
         federation=behaviour,
         selection=selection(config, x.problem),
         participation_advice=advice,

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fedfleet.assembly import task_setup
+from fedfleet.assembly import onnx_file, task_setup
 from fedfleet.config import schema as C
 from fedfleet.config.reading import read
 from fedfleet.config.schema import Config
@@ -46,8 +46,11 @@ def nets(config: Config) -> dict[str, str]:
     return {NET: transformer.told(model)} if model is not None and transformer.is_transformer(model) else {}
 
 
-def told(data: Data, y: Tensor) -> dict[str, Any]:
-    """Return what is to be known of examples by whoever reads a model, tested on examples with labels y (n, ...)."""
+def told(data: Data, y: Tensor, trained_on: float) -> dict[str, Any]:
+    """Return what is to be known of examples by whoever reads a model, tested on examples with labels y (n, ...).
+
+    ``trained_on`` is how many examples all clients have.
+    """
     test, names = data.test, data.names
     known = {
         "words": test.words,
@@ -57,7 +60,7 @@ def told(data: Data, y: Tensor) -> dict[str, Any]:
         "class_names": list(names.classes),
         "features": list(names.features),
     }
-    tested_on = names.tested_on(y, test.classes)
+    tested_on = names.tested_on(y, test.classes, len(test) / (len(test) + trained_on))
     result = {"shape": list(test.x.shape[1:]), "classes": test.classes, "tested_on": tested_on}
     return result | {what: of for what, of in known.items() if of}
 
@@ -92,6 +95,12 @@ def net_of(
         raise ConfigError(f"{folder}: its task has no adapters: give last or best")
     net = plain(net).eval()
     return net.net if isinstance(net, Logits) else net
+
+
+def plain_code(task: Task) -> str | None:
+    """Return the net of a task as an expression of torch, if it is made of torch's own layers one after another."""
+    make: Any = getattr(task, "net", None)
+    return None if make is None else onnx_file.code(plain(make()))
 
 
 def save_state_dict(net: nn.Module, path: Path, about: Mapping[str, str]) -> Path:

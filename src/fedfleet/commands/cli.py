@@ -112,7 +112,7 @@ def resume(
             from fedfleet.commands import tune as tuning
             from fedfleet.tuning import several as searching
 
-            shown = progress(stderr=True)
+            shown = progress()
             tuning.run(searching.again(folder, overrides, shown, trust=trust), folder, shown, wide())
             return
         with apart(as_json):
@@ -197,7 +197,7 @@ def bench(
     from fedfleet.commands import rules as turns
     from fedfleet.experiments import campaign
 
-    experiment, tell = campaign.only(chosen, "bench"), progress(stderr=True).say
+    experiment, tell = campaign.only(chosen, "bench"), progress().say
     given = {k: v for k, v in {"rounds": rounds, "seconds": seconds}.items() if v is not None}
     measure, show = (turns.take_turns, turns.show) if rules else (measuring.measure, measuring.show)
     with apart(as_json):
@@ -247,7 +247,7 @@ def invert(
     asked: Any = inverting.Asked(client, round_, examples, labels, how)  # pyright: ignore[reportArgumentType] # looked at above
     folder = out or _new_folder(source.with_name(f"{source.stem}-inverted"))
     with interruptible(AGAIN):
-        inverting.run(source, overrides, asked, folder, wide(), progress(stderr=True).say, trust=trust)
+        inverting.run(source, overrides, asked, folder, wide(), progress().say, trust=trust)
     typer.echo(f"{folder}: inversion.json, inversion.safetensors, inversion.png")
 
 

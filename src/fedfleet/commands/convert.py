@@ -107,7 +107,8 @@ def convert(
     else:
         totals = _table(source, out, test, chosen, asked)
     typer.echo(
-        f"{out}: {totals.clients:,} clients, {totals.examples:,} examples, {totals.test_examples:,} test examples, "
+        f"{out}: {totals.clients:,} clients, {totals.examples:,} examples, {totals.test_examples:,} test examples "
+        f"({totals.test_examples / max(1, totals.examples + totals.test_examples):.0%} of all), "
         f"{_kind(totals)}, {len(totals.domains)} domains, in "
         f"{time.monotonic() - started:.1f} s"
     )

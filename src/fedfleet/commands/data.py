@@ -43,7 +43,7 @@ def show(
             "cohort, evaluation, executor, …",
             autocompletion=completing.shown,
         ),
-    ],
+    ] = "",
     config: Annotated[
         Path | None,
         typer.Argument(
@@ -65,6 +65,8 @@ def show(
     if bibtex and (what.removesuffix("s") not in ("algorithm", "correction") or config is None or as_json):
         fix = "--json has the papers, too" if as_json else "give show algorithm NAME --bibtex, or show correction NAME"
         raise ConfigError(f"--bibtex: it is for the papers of one algorithm, or of one correction: {fix}")
+    if not what:
+        return _show_all(as_json)
     if what == "compatibility":
         return _show_compatibility(out, as_json)
     online = what == "availability" and config is not None and config.suffix in (".yaml", ".yml")
@@ -106,6 +108,14 @@ def show(
     if drawn is not None:
         typer.echo(drawn)
     return None
+
+
+def _show_all(as_json: bool) -> None:
+    from fedfleet.commands import show_named
+
+    if as_json:
+        return print_json(show_named.everything())
+    return typer.echo(show_named.overview())
 
 
 def _show_compatibility(out: Path | None, as_json: bool) -> None:

@@ -14,7 +14,7 @@ from fedfleet.config.executor import Executor
 from fedfleet.config.plugins import Place, places
 from fedfleet.config.selection import asked
 from fedfleet.experiments.experiment import Experiment
-from fedfleet.experiments.runner import where
+from fedfleet.experiments.runner import HOW, where
 from fedfleet.middleware.secure_aggregation import wrap as secured
 from fedfleet.report.words import span
 from fedfleet.simulator.algorithm import Buffer
@@ -77,7 +77,7 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
     if told := participation.spread(x.federation, x.population):
         yield "clients online", told
     yield "blocks a phase", f"up to {-(-invite // block)} of {block} clients"
-    yield "executor", f"{where(x)}, {e.inner}, {e.threads_per_actor} threads, {e.device}"
+    yield "executor", f"{where(x)}; {HOW[e.inner]} ({e.inner}), {e.threads_per_actor} threads, {e.device}"
     if e.kind == "ray" and e.address is not None:
         yield "nodes", "\n".join(_nodes(e, e.address, invite))
     yield "factored weights", _factored(x)
@@ -204,7 +204,10 @@ def _factored(x: Experiment) -> str:
     weights = {path: leaf for path, leaf in T.named_leaves(x.z) if leaf.dim() in (2, 4)}
     able = [path for path, leaf in weights.items() if rules.factors(path, leaf, notes)]
     share = sum(weights[path].numel() for path in able) / T.count(x.z)
-    text = f"{len(able)} of {len(weights)} weight tensors, {share:.0%} of the floats"
+    stored = (
+        "a client stores what it changed of them, in low rank" if able else "each client has whole weights of its own"
+    )
+    text = f"{len(able)} of {len(weights)} weight matrices, {share:.0%} of the floats: {stored}"
     if x.config.transforms.up:
         text += ", until transforms.up multiplies out what is sent"
     reasons = sorted({r for path in weights for r in notes.reasons.get(path, ())})

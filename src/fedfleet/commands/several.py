@@ -66,7 +66,7 @@ def study(
     chosen = loaded(config, overrides, trust=trust)
     from fedfleet.commands import study as studying
 
-    shown = progress(stderr=True)
+    shown = progress()
     planned = studying.plan(
         chosen, vary or [], seeds, target, reference=reference, sought=power, in_process=executor == "local"
     )
@@ -184,7 +184,7 @@ def tune(
 
     given = {"metric": metric, "goal": goal, "of": of, "trials": trials, "searcher": searcher, "scheduler": scheduler}
     given |= {"min_rounds": min_rounds, "reduction": reduction}
-    chosen, shown = tuning.configured(chosen, search or [], seeds, given), progress(stderr=True)
+    chosen, shown = tuning.configured(chosen, search or [], seeds, given), progress()
     prepared = searching.prepare(chosen, shown, in_process=executor == "local")
     if dry_run or out is None:
         typer.echo(tuning.describe(prepared))
@@ -206,7 +206,7 @@ def paper(
     from fedfleet.commands import paper as papers
 
     with interruptible("the same command goes on"):
-        typer.echo(papers.run(table, overrides, seeds, out, progress(stderr=True), jobs), nl=False)
+        typer.echo(papers.run(table, overrides, seeds, out, progress(), jobs), nl=False)
 
 
 def _check_executor(given: str) -> None:

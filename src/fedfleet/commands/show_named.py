@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import textwrap
 import types
 from collections.abc import Container, Iterator
 from contextlib import suppress
@@ -31,7 +32,12 @@ from fedfleet.simulator.registry import Registry, package
 BOUNDS = {Ge: ("≥", "ge"), Gt: (">", "gt"), Le: ("≤", "le"), Lt: ("<", "lt")}
 CORRECTION = "correction"
 """A kind that is no section of its own, but an option of many algorithms."""
-PLAIN_WIDTH = 140
+PLAIN_WIDTH, PAGE_WIDTH = 140, 80
+OF_CONFIG = {
+    "data CONFIG": "who holds what",
+    "availability CONFIG": "who is online",
+    "compatibility": "which features go with which algorithms",
+}
 OPTION = ("option", "type", "default", "")
 
 
@@ -79,6 +85,29 @@ def sections() -> dict[str, type[BaseModel]]:
     """Return the sections of a configuration with keys of their own, and as "config" the whole."""
     inner = {key: model_in(field.annotation) for key, field in Config.model_fields.items() if key not in SECTIONS}
     return {"config": Config} | {key: of for key, of in inner.items() if of is not None}
+
+
+def everything() -> dict[str, Any]:
+    """Return all that can be shown: pictures of a configuration, kinds with how many names each has, sections."""
+    many = {kind: len(named_of(kind)) for kind in [*kinds(), CORRECTION]}
+    return {"of_a_configuration": OF_CONFIG, "kinds": many, "sections": [*sections()]}
+
+
+def overview() -> str:
+    """Return all that can be shown as text, with how it is asked for."""
+    found = everything()
+    rows = {f"show {what}": about for what, about in OF_CONFIG.items()}
+    rows |= {
+        "show KIND": "names of a kind: " + ", ".join(f"{kind} ({many})" for kind, many in found["kinds"].items()),
+        "show KIND NAME": "options, source and an example of one",
+        "show SECTION": "keys of a section: " + ", ".join(found["sections"]),
+    }
+    width = max(map(len, rows))
+    lines = [textwrap.wrap(about, PAGE_WIDTH - width - 2) for about in rows.values()]
+    shown = zip(rows, lines, strict=True)
+    return "\n".join(
+        f"{what if i == 0 else '':{width}}  {line}" for what, several in shown for i, line in enumerate(several)
+    )
 
 
 def called(word: str, known: Container[str]) -> str | None:

@@ -65,11 +65,11 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def progress(*, stderr: bool = False) -> Any:
-    """Return what shows how a run stands."""
+def progress() -> Any:
+    """Return what shows how a run stands, on standard error; results go to standard output."""
     from fedfleet.experiments.progress import Progress
 
-    return Progress(Console(stderr=stderr))
+    return Progress()
 
 
 @contextmanager

@@ -65,6 +65,8 @@ def check_free(folder: Path) -> None:
 
 def check_there(folder: Path, *names: str) -> None:
     """Refuse a folder with none of these files of a run. Raises ConfigError."""
+    if not is_there(folder):
+        raise ConfigError(f"{folder}: no such folder: give the folder of a run")
     if not any(is_there(folder / name) for name in names):
         raise ConfigError(f"{folder}: no {names[0]} there: give the folder of a run")
 

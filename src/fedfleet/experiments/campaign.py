@@ -74,20 +74,21 @@ def run(config: Config, out: Path, progress: Progress, jobs: int = 1, *, report:
     check_free(out)
     loaded: dict[str, Data] = {}
     if len(plan) == 1 and plan[0].place == ".":
-        progress.say(f"loading {config.population.dataset.name}")
+        progress.wait(f"loading {config.population.dataset.name}")
         runs, failures = [prepare(plan[0], loaded).run(out, progress)], []
     else:
-        for line in [f"checking {len(plan)} runs", *left_out(plan)]:
-            progress.say(line)
+        progress.wait(f"checking {len(plan)} runs")
         for trial in to_check(plan):
             prepare(trial, loaded)
+        for line in left_out(plan):
+            progress.say(line)
         _note(config, claim(out))
         done = _in_processes(plan, out, progress, jobs) if jobs > 1 else _in_turn(plan, out, [progress], loaded)
         runs, failures = _parted(done)
-        _tell(plan, out, progress.say)
+        _tell(plan, out, progress.result)
     if [run.folder for run in runs] == [out]:
         _say(out, progress)
-    return _reported(runs, failures, out, progress.say, report=report)
+    return _reported(runs, failures, out, progress.result, report=report)
 
 
 def resume(
@@ -101,15 +102,15 @@ def resume(
         run = go_on(out, overrides, progress, trust=trust)
         if report:  # which tells of a run that had come to its end, too
             _say(out, progress)
-        return _reported([run], [], out, progress.say, report=report)
+        return _reported([run], [], out, progress.result, report=report)
     config = changed(out / CAMPAIGN, overrides, trust=trust)
     plan = planned(config)
     _note(config, out)
     left = [trial for trial in plan if at_its_end(out / trial.place, trial.config) is None]
     progress.say(f"{len(plan) - len(left)} of {len(plan)} runs are at their end")
     runs, failures = _parted(_in_turn(left, out, [progress], {}))
-    _tell(plan, out, progress.say)
-    return _reported(runs, failures, out, progress.say, report=report)
+    _tell(plan, out, progress.result)
+    return _reported(runs, failures, out, progress.result, report=report)
 
 
 def run_all(config: Config, out: Path, callbacks: Sequence[Callback], own: Mapping[str, Any]) -> Runs:
@@ -177,6 +178,8 @@ def open_runs(folder: Path | str, task: Task | None = None, data: Data | None = 
 
     """
     out = Path(folder)
+    if not is_there(out):
+        raise ConfigError(f"{out}: no such folder: give what was given as out")
     if not is_there(out / CAMPAIGN):
         fix = "it is one run: take fedfleet.open_run" if is_there(out / SUMMARY) else "give the folder of several runs"
         raise ConfigError(f"{out}: no {CAMPAIGN} there: {fix}")
@@ -215,7 +218,7 @@ def _tell(plan: list[Trial], out: Path, say: Callable[[str], None]) -> None:
 def _say(out: Path, progress: Progress) -> None:
     """Say what happened in a run, and its last metrics."""
     for line in [*told(out), *finals([out])]:
-        progress.say(line)
+        progress.result(line)
 
 
 def _reported(

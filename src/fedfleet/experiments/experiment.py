@@ -11,7 +11,7 @@ import torch
 
 from fedfleet.assembly.prepared import Prepared
 from fedfleet.assembly.user_parts import check_same
-from fedfleet.assembly.weights import nets
+from fedfleet.assembly.weights import nets, plain_code
 from fedfleet.config.advice import advice
 from fedfleet.config.reading import check_free
 from fedfleet.datasets.vocabulary import VOCABULARY
@@ -114,9 +114,9 @@ class Experiment(Prepared):
     def advice(self) -> list[str]:
         """Return lines on what of the data, of the net for them, and of who takes part will rarely do."""
         if self.config.task.name == "language_model":  # integers are words
-            return self.participation_advice
+            return [*self.cohort_advice, *self.participation_advice]
         of_data = advice(self.evaluation["test"]["x"], self.names.features, self.examples.get("words", 0))
-        return of_data + self.net_advice + self.participation_advice
+        return [*of_data, *self.net_advice, *self.cohort_advice, *self.participation_advice]
 
     def _folder(self, out: Path, lock: IO[str] | None) -> RunFolder:
         words = self.names.vocabulary
@@ -147,5 +147,5 @@ class Experiment(Prepared):
                 runner.resume(result)
             run = runner.run(executor)
             with folder.writing():
-                write_card(out)
+                write_card(out, plain_code(self.task))
             return run

@@ -1,7 +1,8 @@
-"""Progress of a run: one live line on a terminal or in a notebook, plain lines elsewhere."""
+"""Progress of a run: evaluations as lines, rounds as one line that moves on a terminal and in a notebook; on standard error."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,30 +11,30 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from fedfleet.tracking.callback import Begun, Callback
+from fedfleet.tracking.callback import Begun, Callback, checked
 
 PLAIN_EVERY_S, NOTEBOOK_EVERY_S = 5.0, 0.25
-OUTCOMES = ("completed", "stale", "late", "failed", "unavailable")
-QUIET = ("_worst_tenth", "_spread")  # metrics for the tables
+PLAIN_WIDTH = 100  # of a line that goes to no terminal
+MINUTE, HOUR = 60, 3600
 
 
 class Progress(Callback):
-    """Shows rounds as they end: round, what became of the invited, metric, rounds/s, client steps/s, virtual time, time left.
+    """Shows rounds as they end: round, the first metric and another, completed of invited, rounds/s, time left.
 
-    It is what the command line shows; ``fedfleet.run(…, callbacks=fedfleet.Progress())`` shows it in Python, in a notebook as one
-    line that replaces itself.
+    Every command shows it, and so do ``fedfleet.run``, ``run_all`` and ``resume`` unless ``progress=False``. It goes to standard
+    error. On a terminal evaluations stay above a line that moves, in a notebook one line replaces itself, elsewhere lines have at
+    most 100 columns. All else is in the tables.
     """
 
     def __init__(self, console: Console | None = None, *, silent: bool = False):
-        self._console = None if silent else console or Console()
+        self._console = None if silent else console or Console(stderr=True)
         self._live: Live | None = None
         self._handle: Any = None  # of the line in a notebook
         self._started = time.monotonic()
         self._shown = 0.0
-        self._metric = ""
-        self._measured = 0  # rounds done when it was
-        self._before = self._rounds = self._steps = 0
-        self._virtual_s = 0.0
+        self._metrics: dict[str, float] = {}
+        self._measured = 0  # rounds done when they were
+        self._before = self._rounds = 0
 
     @classmethod
     def silent(cls) -> Progress:
@@ -45,42 +46,55 @@ class Progress(Callback):
         if self._console is not None:
             self._console.print(Text(text), soft_wrap=True)
 
+    def wait(self, text: str) -> None:
+        """Print a line on what is waited for, where somebody watches."""
+        if self._console is not None and (self._console.is_terminal or self._console.is_jupyter):
+            self.say(text)
+
+    def result(self, text: str) -> None:
+        """Print a line of what came of it, on standard output."""
+        if self._console is not None:
+            Console().print(Text(text), soft_wrap=True)
+
     def start(self, run: Begun) -> None:
         """Show the initial model's ``eval/<metric>`` values; of a run that goes on, those of its last evaluation."""
         self._started = self._shown = time.monotonic()
-        self._before, self._rounds, self._steps = run.done, run.rounds, 0
-        self._virtual_s = sum(row["virtual_s"] for row in run.rows)
-        self._metric, self._measured = _metrics(run.initial), 0
+        self._before, self._rounds = run.done, run.rounds
+        self._metrics, self._measured = _known(run.initial), 0
         for row in run.rows:
-            measured = {k: v for k, v in row.items() if k.startswith("eval/") and v is not None and v == v}
-            self.evaluation(row["round"] + 1, measured)
-        self.say(f"going on after {run.done} rounds" if run.done else f"initial model: {self._metric}")
+            self.evaluation(row["round"] + 1, {k: v for k, v in row.items() if k.startswith("eval/")})
+        self.say(f"going on after {run.done} rounds" if run.done else f"initial model: {_told(self._metrics)}")
 
     def evaluation(self, done: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics of an evaluation, to be shown with the next round."""
-        if told := _metrics(metrics):
-            self._metric, self._measured = told, done
+        if known := _known(metrics):
+            self._metrics, self._measured = known, done
 
     def round(self, row: Mapping[str, Any], phases: Sequence[Mapping[str, int]]) -> None:
         """Show a row of ``rounds.parquet``, and the counts of its phases, each attempt for itself."""
         if self._console is None:
             return
-        metrics = {k: v for k, v in row.items() if k.startswith("eval/")}
-        self.evaluation(row["round"] + 1, metrics)
-        self._steps += row["client_steps"]
-        self._virtual_s += row["virtual_s"]
-        done, rounds = row["round"] + 1, self._rounds
-        line = self._line(phases, done, rounds)
+        done = row["round"] + 1
+        self.evaluation(done, {k: v for k, v in row.items() if k.startswith("eval/")})
+        stays, last = self._measured == done, done == self._rounds
         if self._console.is_jupyter:
-            self._replace(line, last=done == rounds)
+            self._replace(self._line(phases, done, PLAIN_WIDTH), last=last)
         elif self._console.is_terminal:
-            if self._live is None:
-                self._live = Live(console=self._console, refresh_per_second=8)
-                self._live.start()
-            self._live.update(Text(line))
-        elif self._measured == done or done == rounds or time.monotonic() - self._shown > PLAIN_EVERY_S:
+            line = self._line(phases, done, self._console.width)
+            if stays:
+                self.say(line)
+            self._move("" if stays and last else line)
+        elif stays or last or time.monotonic() - self._shown > PLAIN_EVERY_S:
             self._shown = time.monotonic()
-            self.say(line)
+            self.say(self._line(phases, done, PLAIN_WIDTH))
+
+    def _move(self, line: str) -> None:
+        """Show a line on a terminal, in the place of the one before."""
+        if self._live is None:
+            self._live = Live(console=self._console, refresh_per_second=8)
+            self._live.start()
+        self._live.transient = not line
+        self._live.update(Text(line, no_wrap=True, overflow="ellipsis"))
 
     def _replace(self, line: str, *, last: bool) -> None:
         """Show a line in a notebook, in the place of the one before."""
@@ -94,35 +108,58 @@ class Progress(Callback):
         else:
             self._handle.update({"text/plain": line}, raw=True)
 
-    def _line(self, phases: Sequence[Mapping[str, int]], done: int, rounds: int) -> str:
+    def _line(self, phases: Sequence[Mapping[str, int]], done: int, width: int) -> str:
+        """Return what a round has to say in so many columns: the rate is left out first, then the second metric."""
         spent = max(time.monotonic() - self._started, 1e-9)
         here = done - self._before
-        left = spent / here * (rounds - done)
         when = "" if self._measured == done else f" after {self._measured}"
-        return (
-            f"round {done}/{rounds} | {_outcomes(phases)} | {self._metric}{when} | {here / spent:.1f} rounds/s | "
-            f"{self._steps / spent:,.0f} client steps/s | virtual {self._virtual_s:,.0f} s | left {left:,.0f} s"
-        )
+        first, both = (f"{_told(self._metrics, count)}{when}" for count in (1, 2))
+        place, heard = f"round {done}/{self._rounds}", _completed(phases)
+        rate, left = _rate(here / spent), f"left {_time(spent / here * (self._rounds - done))}"
+        forms = [[place, both, heard, rate, left], [place, both, heard, left], [place, first, heard, left]]
+        lines = [" | ".join(part for part in form if part) for form in forms]
+        return next((line for line in lines if len(line) <= width), lines[-1][: width - 1] + "…")
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """Leave the last line standing."""
+        """Leave what was shown last standing, unless it stays above already."""
         if self._live is not None:
             self._live.stop()
             self._live = None
         self._handle = None  # the next run has a line of its own
 
 
-def _metrics(result: Mapping[str, float | None]) -> str:
-    told = {k.removeprefix("eval/"): v for k, v in result.items() if not k.endswith(QUIET)}
-    return ", ".join(f"{k} {v:.4f}" for k, v in told.items() if v is not None)
+def shown(callbacks: Callback | Sequence[Callback], *, progress: bool) -> tuple[Callback, ...]:
+    """Return who is told: those given, and one that shows progress, unless there is one or none is wanted. Raises ConfigError."""
+    several = checked(callbacks)
+    one = progress and not any(isinstance(each, Progress) for each in several)
+    return (*several, Progress()) if one else several
 
 
-def _outcomes(phases: Sequence[Mapping[str, int]]) -> str:
-    """Say what became of the invited, phase by phase: "completed 9+8 of 10+10 late 0+2 failed 1+0 unavailable 0+0"."""
-    each = {
-        k: "+".join(str(p[k]) for p in phases)
-        for k in ("invited", *OUTCOMES)
-        if k != "stale" or any(p[k] for p in phases)
-    }
-    invited = each.pop("invited")
-    return " ".join(f"{k} {v} of {invited}" if k == "completed" else f"{k} {v}" for k, v in each.items())
+def _known(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """Return the metrics that were measured, without what their names begin with."""
+    return {k.removeprefix("eval/"): v for k, v in metrics.items() if v is not None and not math.isnan(v)}
+
+
+def _told(metrics: Mapping[str, float], count: int = 2) -> str:
+    """Write the first metric, and beside it how the worst fare by it, else the second one."""
+    first, *others = metrics or [""]
+    others.sort(key=lambda name: not name.startswith(f"{first}_worst"))
+    more = [(name, name.removeprefix(f"{first}_").replace("_", " ")) for name in others]
+    return ", ".join(f"{called} {metrics[name]:.4f}" for name, called in [(first, first), *more][:count] if name)
+
+
+def _completed(phases: Sequence[Mapping[str, int]]) -> str:
+    """Say how many of the invited completed, phase by phase: "completed 9+8 of 10+10"."""
+    completed, invited = ("+".join(str(phase[k]) for phase in phases) for k in ("completed", "invited"))
+    return f"completed {completed} of {invited}" if phases else ""
+
+
+def _rate(rounds_per_s: float) -> str:
+    return f"{rounds_per_s:,.1f} rounds/s" if rounds_per_s >= 1 else f"{1 / rounds_per_s:,.1f} s/round"
+
+
+def _time(seconds: float) -> str:
+    """Write a length of time in two figures: "42 s", "3 min", "5 h"."""
+    if seconds < 2 * MINUTE:
+        return f"{seconds:.0f} s"
+    return f"{seconds / MINUTE:.0f} min" if seconds < 2 * HOUR else f"{seconds / HOUR:,.0f} h"

@@ -14,6 +14,7 @@ from fedfleet.config.schema import Config, load, recorded, without_own
 from fedfleet.config.trust import check as check_trusted
 from fedfleet.experiments.checkpoint import newest
 from fedfleet.experiments.experiment import Experiment
+from fedfleet.experiments.progress import shown
 from fedfleet.experiments.run import Run
 from fedfleet.experiments.runfolder import CHECKPOINTS, locked
 from fedfleet.experiments.same_run import MAY_CHANGE, STOPS, without
@@ -31,6 +32,7 @@ def resume(
     callbacks: Callback | Sequence[Callback] = (),
     *,
     trust: bool = False,
+    progress: bool = True,
     **own: Any,
 ) -> Run:
     """Go on with the run in ``folder`` from its last checkpoint, and return it finished.
@@ -42,13 +44,14 @@ def resume(
         overrides: ``dotted.key=value`` strings or a mapping, of keys in ``MAY_CHANGE`` only.
         callbacks: who is told how it goes.
         trust: call code, and reach machines, that the folder names also where no run of this user's on this machine wrote that.
+        progress: show on standard error, or in the notebook, how it goes.
         own: the task, algorithm, population or data in Python that the run began with, if any.
 
     Raises ConfigError where there is nothing to go on from, FedfleetError for a run that failed.
 
     """
-    told = Callbacks(checked(callbacks))
-    folder = Path(folder)
+    callbacks = shown(callbacks, progress=progress)
+    told, folder = Callbacks(callbacks), Path(folder)
     config = changed(folder / "config.yaml", overrides, own, trust=trust)
     result, faults = newest(folder / CHECKPOINTS)
     if result is not None:  # before the data are read, and also where nothing is left to do

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from fedfleet.assembly import onnx_file
 from fedfleet.assembly.weights import net_of, save_adapters, save_state_dict
 from fedfleet.datasets.vocabulary import VOCABULARY, Encoded, Vocabulary, read_vocabulary
 from fedfleet.experiments.runfolder import BEST
@@ -40,8 +42,10 @@ def open_run(folder: Path | str, task: Task | None = None, *, trust: bool = Fals
 
     """
     folder = Path(folder)
+    if not is_there(folder):
+        raise ConfigError(f"{folder}: no such folder: give what was given as out")
     if not is_there(folder / SUMMARY):
-        result = folder.glob(f"*/**/{SUMMARY}") if is_there(folder) else ()
+        result = folder.glob(f"*/**/{SUMMARY}")
         below = sorted(str(path.parent.relative_to(folder)) for path in result)
         some = ", ".join(below[:NAMED]) + (", …" if len(below) > NAMED else "")
         fix = f"there are {some}: give one of these" if below else "give the folder of a run that has ended"
@@ -67,15 +71,21 @@ class Run:
         return f"Run({str(self.folder)!r}: {ended}{metrics and f', {metrics}'})"
 
     def table(self, name: str) -> pd.DataFrame:
-        """Return a table of the run folder: "rounds", "phases" or "outcomes", if there "clients", "domains", "classes" or "recall".
+        """Return a table of the run folder by its name, one of ``tables``: "rounds", "phases", "outcomes" and others.
 
         Raises FileNotFoundError where there is none, ConfigError for one that cannot be read.
         """
         path = self.folder / f"{name}.parquet"
+        if not self.folder.exists():
+            raise FileNotFoundError(f"{self.folder}: no such folder: the run's was moved or removed")
         if not path.exists():
-            there = ", ".join(sorted(file.stem for file in self.folder.glob("*.parquet"))) or "none"
-            raise FileNotFoundError(f"{path}: this run has no such table; there are {there}")
+            raise FileNotFoundError(f"{path}: this run has no such table; there are {', '.join(self.tables) or 'none'}")
         return parquet.read(path)
+
+    @property
+    def tables(self) -> list[str]:
+        """Return the names of the tables that there are, for ``table``."""
+        return sorted(file.stem for file in self.folder.glob("*.parquet"))
 
     @property
     def rounds(self) -> pd.DataFrame:
@@ -117,6 +127,26 @@ class Run:
         for another name, and where ``model`` does, FedfleetError where it cannot be written.
         """
         return save_state_dict(self.model(which), Path(path), marks(self.vocabulary))
+
+    def export(self, path: Path | str, which: Literal["last", "best"] = "last") -> Path:
+        """Write ``model(which)`` as ONNX, for any number of examples, and return its path; torch's exporter makes it.
+
+        Its outputs are compared with the net's on random examples. ``path`` ends in ``.onnx``; a file that is there is replaced. It
+        takes ``pip install 'fedfleet[onnx]'``. Raises ConfigError for another name, without these packages, and where ``model``
+        does; FedfleetError where torch cannot export the net, or outputs differ.
+        """
+        net, inputs = self.model(which), self._inputs()
+        return onnx_file.export(net, inputs, Path(path), ("x",) if len(inputs) == 1 else ("tokens", "mask"))
+
+    def _inputs(self) -> tuple[Tensor, ...]:
+        """Return random examples such as the net reads."""
+        about, rows = self.summary["examples"], onnx_file.ROWS
+        if self.vocabulary is not None:
+            return tuple(self.encode(["a text that is read", "and another"] * (rows // 2)))
+        draw = torch.Generator().manual_seed(0)
+        if about.get("words"):
+            return (torch.randint(about["words"], (rows, *about["shape"]), generator=draw),)
+        return (torch.randn((rows, *about["shape"]), generator=draw),)
 
     @property
     def vocabulary(self) -> Vocabulary | None:

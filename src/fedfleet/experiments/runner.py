@@ -11,6 +11,7 @@ import torch
 
 from fedfleet.assembly.executors import EXECUTORS
 from fedfleet.assembly.prepared import Prepared
+from fedfleet.config.platforms import without_ray
 from fedfleet.config.timing import local_steps
 from fedfleet.experiments.checkpoint import Checkpoint
 from fedfleet.experiments.run import Run
@@ -30,6 +31,13 @@ from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.signals import put_off
 from fedfleet.tracking.callback import Begun, Callbacks, Stop
+
+HOW = {
+    "serial": "one client at a time",
+    "batched": "many clients at once",
+    "factored": "many clients at once on shared weights",
+}
+"""``executor.inner`` in words."""
 
 
 class _Held(NamedTuple):
@@ -381,6 +389,10 @@ class Runner:
             "median_seconds_per_round": statistics.median(rounds["seconds"]) if len(rounds) else None,
             "seconds": self._seconds(),
             "model_floats": T.count(self._model()),
+            "client_examples": {
+                "least": x.population.summary().min_examples,
+                "most": x.population.summary().max_examples,
+            },
             "local_steps": {name: n._asdict() for name, n in local_steps(x.algorithm, x.population).items()},
             "bit_exact": self.folder.bit_exact,
             "privacy": None,
@@ -393,12 +405,24 @@ class Runner:
 def describe(x: Prepared) -> str:
     """Say in one line what is run, and on what."""
     return (
-        f"{x.label} on {x.config.task.name}, {x.config.population.dataset.name}, {x.problem.clients:,} clients, "
-        f"{T.count(x.z):,} floats, {x.config.executor.inner} {where(x)}"
+        f"{x.label}: {x.config.task.name} on {x.config.population.dataset.name}, {x.problem.clients:,} clients, "
+        f"a model of {T.count(x.z):,} numbers, {HOW[x.config.executor.inner]} {where(x)}"
     )
 
 
 def where(x: Prepared) -> str:
-    """Say where clients work."""
-    result = EXECUTORS[x.config.executor.kind].describe(x.config)
-    return f"{result}, since it is a small job (executor.kind=ray: actors)" if x.small else result
+    """Say where clients work, and why there."""
+    result, e = EXECUTORS[x.config.executor.kind].describe(x.config), x.config.executor
+    if not x.chosen:
+        return result
+    if e.kind == "ray":
+        if e.of_ray:
+            return f"{result}, as options of Ray are given"
+        if x.config.faults.client_timeout_s is not None:
+            return f"{result}, as faults.client_timeout_s needs them"
+        return f"{result}, as it is no small job (executor.kind=local: this process)"
+    if e.device == "cuda":
+        return f"{result}, which has the GPU"
+    if (lacking := without_ray()) is not None:
+        return f"{result}, as {lacking}"
+    return f"{result}, quicker than Ray starts (executor.kind=ray: actors)"

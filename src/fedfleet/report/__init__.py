@@ -20,6 +20,7 @@ __all__ = ["finals", "run_folders", "told", "write_card", "write_report"]
 
 ROUNDS = "rounds.parquet"
 NUMBERED = r"(\D*)(\d*(?:\.\d+)?(?:e[-+]?\d+)?)"
+QUIET = ("_worst_tenth", "_spread")  # metrics for the tables alone
 SEARCH_DEPTH = 3  # a comparison folder is <label>/seed-<n>/, and one level more for a folder of comparisons
 
 
@@ -56,11 +57,14 @@ def run_folders(runs: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(run.resolve() for path in runs for run in _expand(Path(path))))
 
 
-def write_card(run: Path) -> None:
-    """Write the `model_card.md` of a run folder that has a model. Raises ValueError where a file of it cannot be read."""
+def write_card(run: Path, net: str | None = None) -> None:
+    """Write the `model_card.md` of a run folder that has a model. Raises ValueError where a file of it cannot be read.
+
+    `net` is the run's net as an expression of torch, such as "nn.Sequential(nn.Flatten(), ...)", if there is one.
+    """
     from fedfleet.report import card, tables
 
-    card.write(tables.read(run))
+    card.write(tables.read(run), net)
 
 
 def told(run: Path) -> list[str]:
@@ -71,24 +75,31 @@ def told(run: Path) -> list[str]:
 
 
 def finals(runs: Sequence[Path]) -> list[str]:
-    """Return a line a label: final metrics, mean and sample standard deviation over its runs, of ``summary.json`` alone."""
-    from fedfleet.files.summary import read_summary
+    """Return a line a label: final metrics and the worst class' recall, mean and sample standard deviation over its runs.
+
+    Where there are several labels, lines follow on what makes them hard to compare. Raises ValueError.
+    """
+    from fedfleet.report import tables, traps
     from fedfleet.report.words import mean_sd
 
+    groups: dict[str, list[tables.Run]] = {}
     by_label: dict[str, list[dict[str, float | None]]] = {}
     for folder in runs:
-        said, _ = read_summary(folder)
-        by_label.setdefault(str(said.get("label")), []).append(said.get("final") or {})
+        run = tables.read(folder)
+        label, worst = str(run.summary.get("label")), traps.worst_recalls([run])
+        groups.setdefault(label, []).append(run)
+        final = run.section("final") | ({"recall of the worst class": worst[0][1]} if worst else {})
+        by_label.setdefault(label, []).append(final)
     width = max(map(len, by_label), default=0)
     lines = []
     for label, result in by_label.items():
-        metrics = dict.fromkeys(name for one in result for name in one)
+        metrics = dict.fromkeys(name for one in result for name in one if not name.endswith(QUIET))
         told = ", ".join(f"{m.removeprefix('eval/')} {mean_sd([one.get(m) for one in result])}" for m in metrics)
         lines.append(
             f"{label:{width}}  final {told or 'metrics are missing'}"
             + (f" ({len(result)} runs)" if len(result) > 1 else "")
         )
-    return lines
+    return [*lines, *traps.of_comparison(groups)] if len(groups) > 1 else lines
 
 
 def _expand(path: Path) -> Iterator[Path]:

@@ -42,13 +42,30 @@ AGAIN = (
 )
 
 
-def write(run: Run) -> None:
-    """Write the card of a run that has a model into its folder."""
+PLAIN = """In plain torch, without fedfleet:
+
+```python
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+net = {net}
+net.load_state_dict({{name[2:]: leaf for name, leaf in load_file("{weights}").items()}})
+optimizer = torch.optim.SGD(net.parameters(), lr={lr})
+for x, y in loader:  # yours: x (n, {shape}), y (n,)
+    optimizer.zero_grad()
+    {loss}(net(x), y).backward()
+    optimizer.step()
+```"""
+
+
+def write(run: Run, net: str | None = None) -> None:
+    """Write the card of a run that has a model into its folder; ``net`` is its net as an expression of torch, if there is one."""
     if (run.path / WEIGHTS).is_file():
-        write_text(run.path / CARD, card(run))
+        write_text(run.path / CARD, card(run, net))
 
 
-def card(run: Run) -> str:
+def card(run: Run, net: str | None = None) -> str:
     """Return the card as Markdown, after a head in YAML that hubs read."""
     parts = [
         f"---\n{yaml.safe_dump(_head(run), sort_keys=False, allow_unicode=True)}---",
@@ -60,6 +77,7 @@ def card(run: Run) -> str:
         _markdown(settings({run.label: [run]})),
         "## Use",
         *_use(run),
+        _plain(run, net),
         "## What is not promised",
         " ".join(_not_promised(run)),
     ]
@@ -83,6 +101,17 @@ def _use(run: Run) -> Iterator[str]:
         yield "The net reads pixels of -1 to 1: `x / 127.5 - 1` of bytes."
     if not own:
         yield AGAIN
+
+
+def _plain(run: Run, net: str | None) -> str:
+    """Say how one goes on with the model in plain torch, where its net is made of torch's own layers."""
+    shape = (run.summary.get("examples") or {}).get("shape")
+    if net is None or shape is None or run.get("task", "name") not in NETS:
+        return ""
+    loss = "nn.functional.cross_entropy" if run.get("task", "name") == "classification" else "loss"
+    lr = run.get("algorithm", "lr")
+    told = {"lr": lr if isinstance(lr, int | float) else 0.1, "shape": ", ".join(map(str, shape)), "loss": loss}
+    return PLAIN.format(net=net, weights=WEIGHTS, **told)
 
 
 def _name(run: Run) -> str:

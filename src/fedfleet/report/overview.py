@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedfleet.report import variance, verdicts
+from fedfleet.report import traps, variance, verdicts
 from fedfleet.report.settings import OF_THEOREMS
 from fedfleet.report.tables import Run, completed_counts
 from fedfleet.report.words import count, duration, joined, mean_sd, number, quantity, share, span, whole
@@ -49,6 +49,7 @@ def of_comparison(groups: Mapping[str, Sequence[Run]]) -> list[str]:
     if metrics:
         told.append(_ranking(groups, metrics[0]))
         told += _verdict(groups, metrics[0])
+    told += [*_worst_classes(groups), *traps.of_comparison(groups)]
     ended = Counter(str(run.summary.get("status") or "unknown") for run in runs)
     if set(ended) != {"finished"}:
         told.append(f"Of the runs, {joined([f'{many} {status}' for status, many in ended.items()])}.")
@@ -61,6 +62,18 @@ def of_comparison(groups: Mapping[str, Sequence[Run]]) -> list[str]:
     if len(seeds) < 2:
         told.append("There is one seed a label: no spread can be told, and a difference may be chance.")
     return told
+
+
+def _worst_classes(groups: Mapping[str, Sequence[Run]]) -> Iterator[str]:
+    """The recall of the class that each label serves worst, and which it is in its first run."""
+    found: dict[str, tuple[float, str]] = {}
+    for label, runs in groups.items():
+        if worst := traps.worst_recalls(runs):
+            values = [value for _, value in worst]
+            found[label] = float(np.mean(values)), f"{mean_sd(values)} (class {worst[0][0]})"
+    if found:
+        order = sorted(found, key=lambda label: -found[label][0])
+        yield f"Recall of the worst class: {', '.join(f'“{label}” {found[label][1]}' for label in order[:6])}."
 
 
 def headline(runs: Sequence[Run]) -> list[str]:
@@ -78,7 +91,8 @@ def _who(run: Run) -> Iterator[str]:
     model = None if model == run.get("task", "name") else model  # of one's own there is one name alone
     size = f"{floats:,.0f} numbers" if floats else ""
     using = f", with {model}{f', {size}' if size else ''}" if model else f", with a model of {size}" if size else ""
-    yield f"{name} learnt {_goal(run)}{_among(run)}{using}."
+    verb = "learnt" if traps.constant(run) is None else "did not learn"
+    yield f"{name} {verb} {_goal(run)}{_among(run)}{using}."
 
 
 def _steps(run: Run) -> Iterator[str]:
@@ -148,6 +162,8 @@ def _heard(run: Run) -> Iterator[str]:
 def _metrics(run: Run) -> Iterator[str]:
     if tested_on := run.section("examples").get("tested_on"):
         yield f"Models were tested on {tested_on}."
+    if said := traps.constant(run):
+        yield f"{said[0].upper()}{said[1:]}."
     for metric in headline([run])[:1]:
         rounds, values = run.curve(f"eval/{metric}", "rounds_completed")
         final = run.final(metric)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from fedfleet.report import classes, least_completed, reaching
+from fedfleet.report import classes, least_completed, reaching, traps
 from fedfleet.report.groups import versions
 from fedfleet.report.overview import headline, of_comparison, of_run
 from fedfleet.report.picture import Picture
@@ -141,6 +141,8 @@ def _table(groups: Mapping[str, Sequence[Run]], metrics: Sequence[str], folded: 
         head.append(f"final {metric}")
         if result := equal[metric]:
             head.append(f"{metric} at {quantity(result[0], 'floats' if unit == 'floats' else 'B')} up")
+    worst = {label: traps.worst_recalls(runs) for label, runs in groups.items()}
+    head += ["recall of the worst class"] if any(worst.values()) else []
     rows = []
     for place, (label, runs) in enumerate(groups.items()):
         seeds = [str(run.seed) for run in runs if run.seed is not None]
@@ -151,6 +153,7 @@ def _table(groups: Mapping[str, Sequence[Run]], metrics: Sequence[str], folded: 
             row.append(mean_sd([run.final(metric) for run in runs]))
             if result := equal[metric]:
                 row.append(mean_sd(result[1][place].tolist()))
+        row += [mean_sd([value for _, value in worst[label]])] if any(worst.values()) else []
         row += [_mean_text(runs, f"{unit}_up", show), _mean_text(runs, "virtual_s", duration)]
         rows.append(row)
     head += [f"{unit} up", "virtual time"]

@@ -63,18 +63,35 @@ def test_an_interruption_says_how_to_go_on(tmp_path: Path) -> None:
 
 
 def test_progress_is_shown_in_python_and_says_of_which_round_a_metric_is(tmp_path, capsys):
-    fedfleet.run(CONFIG, {"evaluation.every": 2}, out=tmp_path / "run", callbacks=fedfleet.Progress())
-    shown = capsys.readouterr().out
+    fedfleet.run(CONFIG, {"evaluation.every": 2}, out=tmp_path / "run")
+    out, shown = capsys.readouterr()
+    assert not out
     assert "initial model: accuracy " in shown
-    assert "round 2/2 | completed 2 of 2 " in shown
-    progress = fedfleet.Progress()
-    progress._metric, progress._rounds = "accuracy 0.5", 3
-    assert "| accuracy 0.5 after 0 |" in progress._line([], 1, 3)
-    progress._measured = 1
-    assert "| accuracy 0.5 |" in progress._line([], 1, 3)
+    (line,) = [line for line in shown.splitlines() if line.startswith("round 2/2 | accuracy ")]
+    assert "| completed 2 of 2 |" in line
+    fedfleet.resume(tmp_path / "run", {"rounds": 3})
+    assert capsys.readouterr().err.count("round 3/3 | ") == 1
+    shutil.rmtree(tmp_path / "run")
+    fedfleet.run(CONFIG, out=tmp_path / "run", progress=False)
     shutil.rmtree(tmp_path / "run")
     fedfleet.run(CONFIG, out=tmp_path / "run", callbacks=fedfleet.Progress(silent=True))
-    assert not capsys.readouterr().out
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_a_line_of_progress_fits(width):
+    progress = fedfleet.Progress()
+    progress._metrics = {"accuracy": 0.5, "loss": 1.25, "accuracy_worst_domain": 0.125}
+    progress._rounds, progress._started = 100_000, progress._started - 1e4
+    phases = [{"invited": 1000, "completed": 777}] * 2
+    line = progress._line(phases, 50_000, width)
+    assert len(line) <= width
+    assert line.startswith("round 50000/100000 | accuracy 0.5000")
+    assert " after 0 | completed 777+777 of 1000+1000 | " in line
+    assert ("worst domain 0.1250" in line) == (width >= 100)
+    progress._measured = 50_000
+    assert "| accuracy 0.5000, worst domain 0.1250 | " in progress._line(phases, 50_000, 140)
+    assert len(progress._line([{"invited": 10**9, "completed": 10**9}] * 9, 1, width)) == width
 
 
 def test_data_say_in_a_line_what_they_have() -> None:

@@ -333,7 +333,7 @@ def test_the_command_line_takes_a_path(folder, command, tmp_path):
     (module,) = (p.stem for p in folder.glob("net_*.py"))
     status, said, error = command("plan", folder / "run.yaml", "task.arguments.width=4")
     assert status == 0, error
-    assert "2 of 2 weight tensors" in " ".join(said.split())
+    assert "2 of 2 weight matrices" in " ".join(said.split())
     status, _, error = command("run", folder / "run.yaml", f"task.model={module}:mke", "--out", tmp_path / "run")
     assert (status, error.count("\n")) == (2, 1)
     assert "did you mean 'make'?" in error

@@ -23,7 +23,6 @@ from fedfleet.commands import watch
 from fedfleet.commands.study import _finished
 from fedfleet.config.schema import recorded
 from fedfleet.experiments import parts as growing
-from fedfleet.experiments.progress import Progress
 from fedfleet.files import parquet
 from fedfleet.files.summary import KEPT, MODELS, TOLD
 from fedfleet.report import card, tables
@@ -334,13 +333,10 @@ def test_a_run_with_code_of_ones_own_goes_on_here_and_asks_elsewhere(tmp_path, b
 
 def test_what_goes_on_is_told_as_it_stands(tmp_path, capsys):
     out = killed(tmp_path / "run")
-    rounds = pd.read_parquet(out / "rounds.parquet")
-    done = int(fedfleet.resume(shutil.copytree(out, tmp_path / "copy"), {"rounds": 9}, Progress()).summary["rounds"])
-    said = capsys.readouterr().out.splitlines()
+    done = int(fedfleet.resume(shutil.copytree(out, tmp_path / "copy"), {"rounds": 9}).summary["rounds"])
+    said = capsys.readouterr().err.splitlines()
     first = next(line for line in said if line.startswith("round "))
-    before = float(first.partition("virtual ")[2].split()[0].replace(",", ""))
     assert done == 9
-    assert before >= rounds["virtual_s"].sum() // 1
     assert "loss" in first
     shown = float(first.partition("accuracy ")[2].split(",")[0])
     assert round(shown, 4) in {

@@ -1,0 +1,72 @@
+"""Traps that a reader of results falls into, in sentences: a constant that does as well, clients that count differently."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from fedfleet.report.classes import confusion
+from fedfleet.report.tables import Run
+from fedfleet.report.words import joined, number
+
+COUNT = {"num_examples": "by their examples", "uniform": "alike"}
+"""``algorithm.weight`` in words."""
+
+
+def constant(run: Run) -> str | None:
+    """Say that a classifier is no better than a constant, within two standard errors; None where it is, or nobody knows."""
+    table, accuracy = confusion(run), run.final("accuracy")
+    if table is None or accuracy is None or not (examples := table.sum()):
+        return None
+    if not math.isclose(table.diagonal().sum() / examples, accuracy, abs_tol=1e-3):
+        return None  # the table is of other examples, such as perturbed ones
+    k = int(table.sum(1).argmax())
+    share = float(table[k].sum() / examples)
+    if accuracy > share + 2 * math.sqrt(share * (1 - share) / examples):
+        return None
+    return f"accuracy {number(accuracy)} is no better than that of always saying class {k} ({number(share)})"
+
+
+def of_comparison(groups: Mapping[str, Sequence[Run]]) -> Iterator[str]:
+    """Yield a sentence for each trap of runs under several labels."""
+    found = {label: said for label, runs in groups.items() if (said := next(filter(None, map(constant, runs)), None))}
+    if found:
+        yield f"Not learnt: {'; '.join(f'“{label}”: {said}' for label, said in found.items())}."
+    if said := _weights(groups):
+        yield said
+
+
+def _weights(groups: Mapping[str, Sequence[Run]]) -> str | None:
+    """Say that labels weight clients differently, where clients have unequal numbers of examples."""
+    runs = [run for several in groups.values() for run in several]
+    sizes = [run.section("client_examples") for run in runs]
+    if all(of and of.get("least") == of.get("most") for of in sizes):
+        return None
+    how: dict[str, list[str]] = {}
+    for label, several in groups.items():
+        weight = several[0].get("algorithm", "weight")
+        if weight in COUNT:
+            how.setdefault(COUNT[weight], []).append(f"“{label}”")
+    if len(how) < 2:
+        return None
+    told = "; ".join(f"{weight} in {joined(labels)}" for weight, labels in how.items())
+    return (
+        f"Clients count differently: {told}. Set algorithm.weight to one of them, or the difference may be that alone."
+    )
+
+
+def worst_recalls(runs: Sequence[Run]) -> list[tuple[int, float]]:
+    """Return of each run that has a table of classes its worst class, and the share of it that is found."""
+    tables = [table for run in runs if (table := confusion(run)) is not None]
+    return [worst for table in tables if (worst := worst_class(table)) is not None]
+
+
+def worst_class(table: np.ndarray) -> tuple[int, float] | None:
+    """Return the class of which the least share is found, and that share; of a table of ``confusion``."""
+    of = table.sum(1)
+    if not (known := of > 0).any():
+        return None
+    shares = np.where(known, table.diagonal() / np.where(known, of, 1), np.inf)
+    return int(shares.argmin()), float(shares.min())
