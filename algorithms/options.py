@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Set
+from collections.abc import Mapping, Set
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, ValidationInfo, model_validator
@@ -72,29 +73,58 @@ class CohortOptions(Options):
         return self
 
 
+class Torchs(NamedTuple):
+    """A class of ``torch.optim`` in our words: its name here, those of its options, and what it has fixed."""
+
+    name: str
+    options: Mapping[str, str] = MappingProxyType({})
+    fixed: Mapping[str, Any] = MappingProxyType({})
+
+
 class ByName(Options):
     """Options that a name alone may stand for."""
 
     naming: ClassVar[str] = "name"
     """The option that it is."""
+    torchs: ClassVar[Mapping[str, Torchs]] = MappingProxyType({})
+    """Classes of ``torch.optim`` that may be named instead, with their own options."""
 
     @model_validator(mode="before")
     @classmethod
     def _named(cls, said: Any) -> Any:
-        return {cls.naming: said} if isinstance(said, str) else said
+        said = {cls.naming: said} if isinstance(said, str) else said
+        if not isinstance(said, Mapping):
+            return said
+        name = said.get(cls.naming)
+        known = cls.torchs.get(name.rpartition(".")[2]) if isinstance(name, str) else None
+        if known is None:
+            return said
+        given = {known.options.get(key, key): value for key, value in said.items() if key != cls.naming}
+        if isinstance(betas := given.pop("betas", None), list | tuple) and len(betas) == 2:
+            given |= {"beta1": betas[0], "beta2": betas[1]}
+        elif betas is not None:
+            raise ValueError(f"betas={betas!r}: give two numbers")
+        return {cls.naming: known.name, **known.fixed, **given}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: Any, handler: Any) -> Any:
         """Tell editors so."""
         whole = handler(core)
         names = handler.resolve_ref_schema(whole)["properties"][cls.naming]
-        return {"anyOf": [{"enum": names["enum"], "type": "string"}, whole]}
+        return {"anyOf": [{"enum": [*names["enum"], *cls.torchs], "type": "string"}, whole]}
 
 
 class Schedule(ByName):
     """How the learning rate changes over rounds t = 0 .. T - 1."""
 
     naming = "kind"
+    torchs = MappingProxyType(
+        {
+            "StepLR": Torchs("step", {"step_size": "every", "gamma": "factor"}),
+            "ExponentialLR": Torchs("step", {"gamma": "factor"}, {"every": 1}),
+            "CosineAnnealingLR": Torchs("cosine", {"T_max": "rounds"}),
+        }
+    )
     kind: Literal["constant", "power", "step", "cosine"] = "constant"
     """constant; power: 1 / (t / over + 1)^exponent; step: factor^(t // every); cosine: from 1 to ``floor`` over
     ``rounds``."""
@@ -151,8 +181,11 @@ class Schedule(ByName):
 
 
 class ClientOptimizer(ByName):
-    """What is done with directions, as in torch.optim; a client's state starts afresh every round."""
+    """What is done with directions, as in torch.optim, whose names do too; a client's state starts afresh every round."""
 
+    torchs = MappingProxyType(
+        {"SGD": Torchs("sgd"), "Adam": Torchs("adam"), "Adagrad": Torchs("adagrad", fixed={"eps": 1e-10})}
+    )
     name: Literal["sgd", "adam", "adagrad"] = "sgd"
     momentum: float = Field(default=0.0, ge=0, lt=1)
     """SGD only."""

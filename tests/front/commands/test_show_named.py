@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from io import StringIO
 from typing import get_args
@@ -53,6 +54,16 @@ def test_a_list_is_what_show_says_of_a_kind(command: Command) -> None:
         status, page, _ = command("list", word)
         assert (status, page) == command("show", word)[:2]
         assert [line.split()[0] for line in page.splitlines()] == list(KINDS[word.removesuffix("s")].registry)
+
+
+def test_show_alone_says_all_that_can_be_shown(command: Command) -> None:
+    status, page, _ = command("show")
+    assert status == 0
+    for what in (*KINDS, "correction", *show_named.sections(), "data CONFIG", "availability CONFIG", "compatibility"):
+        assert what in " ".join(page.split())
+    assert max(map(len, page.splitlines())) <= 80
+    many = json.loads(command("show", "--json")[1])["kinds"]
+    assert many["algorithm"] == len(ALGORITHMS)
 
 
 def test_every_section_has_a_page_of_its_keys(subtests: pytest.Subtests, command: Command) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 import fedfleet
 from fedfleet.commands.plan import describe
 from fedfleet.config.advice import advice
+from tests.refusals import refused
 
 CONFIG = {
     "rounds": 1, "task": {"model": "logistic"}, "algorithm": {"lr": 1e-9, "batch_size": 5}, "cohort": {"size": 2},
@@ -40,7 +41,7 @@ class Told(fedfleet.Callback):
 def test_a_feature_that_is_far_from_one_is_named(tmp_path: Path) -> None:
     line = "feature 'income' is about 5e+04 in size: nets and steps are made for features of about 1: scale them"
     with pytest.warns(UserWarning, match=f"^{line.replace('+', '.')}"):
-        fedfleet.run(CONFIG, data=data(50_000), out=tmp_path / "far")
+        fedfleet.run(CONFIG, data=data(50_000), out=tmp_path / "far", progress=False)
     told = Told()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -81,3 +82,13 @@ def test_of_what_nothing_is_said() -> None:
         (far * torch.nan, (), 0),
     ):
         assert advice(x, features, words) == []
+
+
+def test_all_are_asked_where_there_are_fewer_than_by_default():
+    few = {"population": {"clients": 9}, "executor": {"kind": "local"}}
+    made = fedfleet.Experiment(fedfleet.load(few))
+    assert made.config.cohort.size == 9
+    assert [line for line in made.advice() if line.startswith("cohort.size: 10 ")]
+    given = {**few, "cohort": {"size": 10}}
+    refused(lambda: fedfleet.Experiment(fedfleet.load(given)), "cohort.size=10")
+    assert not fedfleet.Experiment(fedfleet.load({**few, "cohort": {"size": 9}})).advice()

@@ -41,7 +41,9 @@ def test_a_run_that_has_ended_is_opened_as_it_was_returned(several: Path, tmp_pa
 
 def test_a_folder_that_is_no_run_is_refused_saying_what_is_below_it(several: Path, tmp_path: Path) -> None:
     tells(lambda: fedfleet.open_run(several), "several: no summary.json there: there are FedAvg/seed-0, FedAvg/seed-1")
-    tells(lambda: fedfleet.open_run(tmp_path / "none"), "no summary.json there")
+    tells(lambda: fedfleet.open_run(tmp_path / "none"), "none: no such folder")
+    tells(lambda: fedfleet.open_runs(tmp_path / "none"), "none: no such folder")
+    assert fedfleet.open_run(several / "FedAvg" / "seed-0").tables == ["classes", "outcomes", "phases", "rounds"]
     tells(lambda: fedfleet.load(several / "FedAvg" / "seed-0"), "seed-0: the folder of a run")
 
 
@@ -82,15 +84,15 @@ def test_progress_is_shown_in_python_and_says_of_which_round_a_metric_is(tmp_pat
 def test_a_line_of_progress_fits(width):
     progress = fedfleet.Progress()
     progress._metrics = {"accuracy": 0.5, "loss": 1.25, "accuracy_worst_domain": 0.125}
-    progress._rounds, progress._started = 100_000, progress._started - 1e4
-    phases = [{"invited": 1000, "completed": 777}] * 2
-    line = progress._line(phases, 50_000, width)
+    progress._rounds, progress._started = 1000, progress._started - 1e4
+    phases = [{"invited": 100, "completed": 77}] * 2
+    line = progress._line(phases, 500, width)
     assert len(line) <= width
-    assert line.startswith("round 50000/100000 | accuracy 0.5000")
-    assert " after 0 | completed 777+777 of 1000+1000 | " in line
-    assert ("worst domain 0.1250" in line) == (width >= 100)
-    progress._measured = 50_000
-    assert "| accuracy 0.5000, worst domain 0.1250 | " in progress._line(phases, 50_000, 140)
+    assert line.startswith("round 500/1000 | accuracy 0.5000")
+    assert " after 0 | completed 77+77 of 100+100 | " in line
+    assert ("worst domain 0.1250" in line) == (width >= 140)
+    progress._measured = 500
+    assert "| accuracy 0.5000, worst domain 0.1250 | " in progress._line(phases, 500, 140)
     assert len(progress._line([{"invited": 10**9, "completed": 10**9}] * 9, 1, width)) == width
 
 
