@@ -16,9 +16,11 @@ SIGNS = {
     "stochastic": {"train": {"x": 1}, "fedsr": {"x": 1, "p": 1}},
     "attentive": {"train": {"x": 1}, "stablefdg": {"x": 1}}, "language_model": {"train": {"x": 1}},
     "auc": {"train": {"x": 1, "y": -1}}, "robust": {"train": {"x": 1, "y": -1}}, "gan": {"train": {"x": 1, "y": -1}},
-    "domain_adaptation": {"train": {"x": 1, "y": -1}, "shifted": {"x": 1, "y": -1, "shift": -1}},
+    "domain_adaptation": {"train": {"x": 1, "y": -1}, "shifted": {"x": 1, "y": -1, "shift": -1},
+     **{"reversed": {"x": 1, "y": 1}, "mkmmd": {"x": 1}, "voted": {"x": 1}}},
     "module": {"train": {"x": 1}},
-    "two_heads": {"train": {"x": 1, "head": 1, "second": 1}, "discord": {"head": 1, "second": 1}, "idd": {"x": 1}},
+    "two_heads": {"train": {"x": 1, "head": 1, "second": 1}, "discord": {"head": 1, "second": 1}, "idd": {"x": 1},
+     **{"matched": {"x": 1, "head": 1, "second": 1}, "distil": {"x": 1, "head": 1}}},
 }  # fmt: skip
 
 

@@ -43,7 +43,13 @@ def test_a_folder_that_is_no_run_is_refused_saying_what_is_below_it(several: Pat
     tells(lambda: fedfleet.open_run(several), "several: no summary.json there: there are FedAvg/seed-0, FedAvg/seed-1")
     tells(lambda: fedfleet.open_run(tmp_path / "none"), "none: no such folder")
     tells(lambda: fedfleet.open_runs(tmp_path / "none"), "none: no such folder")
-    assert fedfleet.open_run(several / "FedAvg" / "seed-0").tables == ["classes", "outcomes", "phases", "recall", "rounds"]
+    assert fedfleet.open_run(several / "FedAvg" / "seed-0").tables == [
+        "classes",
+        "outcomes",
+        "phases",
+        "recall",
+        "rounds",
+    ]
     tells(lambda: fedfleet.load(several / "FedAvg" / "seed-0"), "seed-0: the folder of a run")
 
 
