@@ -5,7 +5,7 @@ without the adversary. Of n domains:
 
     mean_d CE_d + gamma 2 / (n (n - 1)) sum_{i < j} MMD^2(f_i, f_j)        kernel sum_g exp(-g |x - y|^2), g = 1e-3, 1e-2, ..., 1e3
 
-Here a kernel is the mean product of random waves (``tasks/alike.py``), so that MMD^2 is |m_i - m_j|^2, m the mean of what the last
+Here a kernel is the mean product of random waves (``waves``), so that MMD^2 is |m_i - m_j|^2, m the mean of what the last
 layer is given in waves. Then, as in CORAL, the part of domain i in the gradient is, times n, the gradient of
 
     CE_i + gamma 2 n / (n - 1) |m_i - m|^2                                 m the mean over domains, fixed
@@ -47,9 +47,10 @@ from fedfleet.simulator.author import (
     StepInfo,
     Task,
     Tree,
+    in_waves,
     rng,
+    waves,
 )
-from fedfleet.tasks.alike import in_waves, waves
 
 
 class MmdOptions(PenaltyOptions):

@@ -20,6 +20,7 @@ from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.noise import normals
 from fedfleet.simulator.arithmetic.optim import Optimizer, adagrad, adam, adaptive, sgd
+from fedfleet.simulator.arithmetic.random_waves import in_waves, waves
 from fedfleet.simulator.arithmetic.reduction import ByDomainMean, CollectUploads, Mean, Reduction, Rows, Total
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Scalar, Tree
@@ -95,10 +96,12 @@ __all__ = [
     "adaptive",
     "beneath",
     "imported",
+    "in_waves",
     "krum_shares",
     "normals",
     "positions",
     "rng",
     "sgd",
     "trainable",
+    "waves",
 ]

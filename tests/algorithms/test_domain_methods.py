@@ -20,6 +20,7 @@ from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.algorithm import Cohort, Problem, Reduced
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.random_waves import KERNELS, in_waves, waves
 from fedfleet.simulator.arithmetic.reduction import DomainMeans
 from fedfleet.simulator.driver.simulate import RoundRecord
 from fedfleet.simulator.errors import ConfigError
@@ -27,7 +28,7 @@ from fedfleet.simulator.fleet.policies import ResponsePolicy, Siwer, WaitAll
 from fedfleet.simulator.fleet.responses import Outcome
 from fedfleet.simulator.held_out import HeldOut
 from fedfleet.simulator.work import Batch, BatchPlan
-from fedfleet.tasks.alike import KERNELS, by_head, in_waves, waves
+from fedfleet.tasks.alike import by_head
 from fedfleet.tasks.body_and_head import BodyAndHead
 
 EVERY, CLIENTS, THREE = BODY + HEAD, 8, BatchPlan(size=B, steps=3)

@@ -136,7 +136,7 @@ def test_each_turn_draws_its_own():
     made, keys = build(world().task, "mcd", ONE, generator_steps=3), []
 
     class Noting:
-        def grad(self, name, z, batch, key, *, wrt):
+        def grad(self, name, z, batch, key, *, wrt, ctx=None):
             keys.append((name, int(key)))
             return {part: {} for part in wrt}, {}
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,9 @@ def net_of(
 def plain_code(task: Task) -> str | None:
     """Return the net of a task as an expression of torch, if it is made of torch's own layers one after another."""
     make: Any = getattr(task, "net", None)
-    return None if make is None else onnx_file.code(plain(make()))
+    with suppress(ConfigError):  # of a net that is no torch module
+        return None if make is None else onnx_file.code(plain(make()))
+    return None
 
 
 def save_state_dict(net: nn.Module, path: Path, about: Mapping[str, str]) -> Path:

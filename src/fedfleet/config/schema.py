@@ -297,9 +297,16 @@ def _build(layers: list[Mapping[str, Any]], *, lost: bool = True) -> Config:
     return config
 
 
-def _flat(mapping: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return leaves by dotted key, names of sections before their options. ``LEAVES`` are no sections."""
-    return sorted(leaves(mapping, whole=LEAVES), key=lambda leaf: leaf[0].split(".")[-1] not in ("name", "kind"))
+def _flat(mapping: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield leaves by dotted key, the name of a section before its options. ``LEAVES`` are no sections."""
+    return leaves(_named_first(mapping), whole=LEAVES)
+
+
+def _named_first(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    keys = sorted(value, key=lambda key: str(key).split(".")[-1] not in ("name", "kind"))
+    return {key: _named_first(value[key]) for key in keys}
 
 
 def _assign(raw: dict[str, Any], key: str, value: Any) -> None:

@@ -198,9 +198,9 @@ def test_bench_shows_what_it_measured(bench_command, tmp_path):
     assert bench_command("seeds=[4, 5]", "--rounds", 1)[0] == 0  # the first is measured
     status, out, error = bench_command("--rounds", 2)
     assert status == 0
-    for text in ("cdma_ada on auc", *bench.DRIVER, "phase gradient", "phase update", "idle", "evaluations: 1"):
+    for text in ("cdma_ada: auc on", *bench.DRIVER, "phase gradient", "phase update", "idle", "evaluations: 1"):
         assert text in out
-    assert error.startswith("starting: cdma_ada on auc")
+    assert error.startswith("starting: cdma_ada: auc on")
     assert [p.name for p in tmp_path.iterdir()] == ["tiny.yaml"]
 
 

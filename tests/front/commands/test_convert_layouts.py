@@ -22,13 +22,13 @@ def leaf(tmp_path):
 
 def test_a_layout_is_told_by_its_looks_and_has_options(command, leaf, tmp_path):
     status, out, _ = command("convert", leaf, tmp_path / "out")
-    assert (status, "2 clients, 2 examples, 2 test examples, 2 classes" in out) == (0, True)
+    assert (status, "2 clients, 2 examples, 2 test examples (50% of all), 2 classes" in out) == (0, True)
     for owner in "abcd":
         (at := tmp_path / "images" / owner / "fox").mkdir(parents=True)
         Image.new("RGB", (5, 6)).save(at / "0.png")
     words = ("convert", tmp_path / "images", tmp_path / "pixels", "--layout", "image_folder")
     status, out, _ = command(*words, "--option", "side=3", "--hold-out", 0.5)
-    assert (status, "2 clients, 2 examples, 2 test examples, 1 classes" in out) == (0, True)
+    assert (status, "2 clients, 2 examples, 2 test examples (50% of all), 1 classes" in out) == (0, True)
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_columns_of_a_table_are_named(command, table, tmp_path, more, says):
 @pytest.mark.parametrize(("more", "says", "width"), [
     (("--label", "sick"), "9 tokens, 2 classes, 1 domains", 3),
     (("--label", "sick", "--tokenizer", "bytes", "--length", 2), "256 tokens, 2 classes, 1 domains", 2),
-    (("--label", "null", "--tokenizer", "characters", "--words", 3), "test examples, 3 tokens, 1 domains", 4),
+    (("--label", "null", "--tokenizer", "characters", "--words", 3), "of all), 3 tokens, 1 domains", 4),
 ])  # fmt: skip
 def test_texts_of_a_table(command, tmp_path, more, says, width):
     rows = "\n".join(f'u{i % 4},"{"abcde"[i % 5]}, {i % 2}",{i % 2}' for i in range(12))

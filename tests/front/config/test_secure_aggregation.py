@@ -64,7 +64,7 @@ LOST = {
 def test_a_sum_that_has_little_of_what_clients_send_is_told_once_and_recorded(tmp_path, what):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        found = fedfleet.run(BASE, LOST.get(what, {}), out=tmp_path / "run")
+        found = fedfleet.run(BASE, LOST.get(what, {}), out=tmp_path / "run", progress=False)
     lines = [str(w.message) for w in told if str(w.message).startswith("secure_aggregation: ")]
     log = found.folder / "events.jsonl"
     events = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
