@@ -65,7 +65,7 @@ def found(names: Sequence[str], device: str = "cpu", show: bool = False) -> Iter
                 where = {"executor.address": address()} if given.executor.kind == "ray" else {}
                 if device == "cuda":
                     where |= {"executor.gpus_per_actor": 0.25} if where else {"executor.device": device}
-                run = fedfleet.run(given, where, out=Path(folder) / str(i))
+                run = fedfleet.run(given, where, out=Path(folder) / str(i), progress=False)
             except fedfleet.FedfleetError as e:
                 raise SystemExit(f"{name}: {e}") from e
             yield name, of_run(run.folder)
