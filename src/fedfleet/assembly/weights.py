@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,8 @@ from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 from fedfleet.simulator.work import BUFFERS
 from fedfleet.tasks import peft_files, transformer
 from fedfleet.tasks.adapters import Adapted, plain
+from fedfleet.tasks.classification import Classification
+from fedfleet.tasks.module import ModuleTask
 from fedfleet.tasks.options import DataShape, named_net
 from fedfleet.tasks.transformer import Logits
 from fedfleet.tasks.weights_file import file_of, marked, marks, read_weights, vocabulary_of
@@ -100,10 +101,7 @@ def net_of(
 
 def plain_code(task: Task) -> str | None:
     """Return the net of a task as an expression of torch, if it is made of torch's own layers one after another."""
-    make: Any = getattr(task, "net", None)
-    with suppress(ConfigError):  # of a net that is no torch module
-        return None if make is None else onnx_file.code(plain(make()))
-    return None
+    return onnx_file.code(plain(task.net())) if isinstance(task, Classification | ModuleTask) else None
 
 
 def save_state_dict(net: nn.Module, path: Path, about: Mapping[str, str]) -> Path:
