@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -55,3 +56,11 @@ def all_say(
     for given, text in rows:
         with subtests.test(text):
             tells(lambda given=given: call(given), text, kind)
+
+
+PROGRESS = re.compile(r"^(starting|initial model|going on|round \d+)\b.*\n", re.M)
+
+
+def without_progress(said: str) -> str:
+    """Return what was said on standard error without the lines that show how a run goes."""
+    return PROGRESS.sub("", said)

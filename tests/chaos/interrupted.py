@@ -23,6 +23,7 @@ import yaml
 from fedfleet.commands.terminal import AGAIN
 from fedfleet.config.schema import load
 from tests.chaos.soak import unlike
+from tests.refusals import without_progress
 
 SHORT = {
     "rounds": 20,
@@ -131,7 +132,7 @@ class Run:
     def said(self) -> str:
         """Return what it has said on standard error."""
         self._said.seek(0)
-        return self._said.read().decode(errors="replace")
+        return without_progress(self._said.read().decode(errors="replace"))
 
 
 def in_peace(path: Path, out: Path) -> dict[str, float]:

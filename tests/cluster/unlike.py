@@ -17,6 +17,7 @@ import yaml
 from benchmarks.cluster.nodes import OWN, Nodes, missing, nodes
 from fedfleet.datasets.disk import EXAMPLES
 from tests.cluster.test_two_nodes import checkout
+from tests.refusals import without_progress
 from tests.simulator.executors.test_fingerprint import disk
 
 HERE = f"{OWN}/clients"  # of a node alone
@@ -34,7 +35,7 @@ def ran(found: Nodes, config: Path, out: Path) -> tuple[int, str]:
     """Run on both nodes; return the exit status and what was said as an error."""
     command = [sys.executable, "-m", "fedfleet", "run", config, f"executor.address={found.address}", "--out", out]
     started = found.head.popen([*command, "--no-report"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    said = started.communicate()[1].decode()
+    said = without_progress(started.communicate()[1].decode())
     return started.returncode, said
 
 

@@ -134,7 +134,7 @@ def check_end_without(what, run, mark, out):
     (folder,) = folders(mark)
     (its,) = [pid for pid, command in processes(mark).items() if what in command.split(" ")[0]]
     os.kill(its, signal.SIGKILL)
-    _, said = run.communicate(timeout=60)  # how it went is on the other stream
+    _, said = run.communicate(timeout=60)
     assert run.returncode == 1
     failed = [line for line in said.splitlines() if line.startswith("failed: ")]
     assert len(failed) == 1, said
