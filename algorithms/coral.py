@@ -25,19 +25,16 @@ import torch
 from torch import Tensor
 
 from fedfleet.algorithms.keeping import Cut, cut, matrix
-from fedfleet.algorithms.local import Local
+from fedfleet.algorithms.local import Local, over_all
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.penalised import Known, Look, PenaltyOptions, penalised
-from fedfleet.algorithms.prototypes import EVERYTHING
 from fedfleet.simulator.author import (
     Algorithm,
     Batch,
     ByDomainMean,
     Cohort,
     Key,
-    LocalLoop,
     LocalWork,
-    Message,
     Ops,
     Phase,
     Problem,
@@ -80,23 +77,13 @@ def of_all(result: Reduced, invited: Cohort, problem: Problem) -> Known:
 
 
 def _moments(head: Cut) -> LocalWork:
-    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> _Raw:
+    def begin(shared: Mapping[str, Any], key: Key) -> _Raw:
         first = torch.zeros_like(matrix(head.stays(shared["z"]))[0])
         return _Raw(first, torch.zeros_like(first).expand(len(first), len(first)))
 
-    def step(ops: Ops, shared: Mapping[str, Any], raw: _Raw, batch: Batch, at: StepInfo, key: Key) -> _Raw:
+    def add(ops: Ops, shared: Mapping[str, Any], raw: _Raw, batch: Batch, at: StepInfo, key: Key) -> _Raw:
         features = ops.apply("features", shared["z"], batch)
         seen = torch.where((batch.weight > 0)[:, None], features, 0.0)
         return _Raw(raw.first + seen.sum(0) / at.num_examples, raw.second + seen.mT @ seen / at.num_examples)
 
-    def client_final(
-        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, raw: _Raw
-    ) -> tuple[Message, Tree]:
-        return Message(raw._asdict()), client_state
-
-    return LocalWork(
-        client_init=client_init,
-        loops=(LocalLoop(step=step, batches=EVERYTHING),),
-        client_final=client_final,
-        divisible=False,
-    )
+    return over_all(begin, add, _Raw._asdict)

@@ -181,6 +181,23 @@ def targets_of(problem: Problem) -> Tensor:
     return torch.zeros(0, dtype=torch.int64) if problem.targets is None else problem.targets
 
 
+def sources_of(problem: Problem) -> int:
+    """Return how many source clients there are."""
+    return problem.clients if problem.sources is None else len(problem.sources)
+
+
+def check_sources(size: int, sources: int) -> None:
+    """Refuse a cohort of more source clients than there are. Raises ConfigError."""
+    if sources < size:
+        raise ConfigError(f"cohort.size={size}: there are {sources} source clients: lower it")
+
+
+def check_targets(asked: int | None, targets: int) -> None:
+    """Refuse to ask more target clients than there are. Raises ConfigError."""
+    if asked is not None and asked > targets:
+        raise ConfigError(f"algorithm.targets={asked}: there are {targets} target clients: lower it")
+
+
 def _check(cohort: CohortOptions) -> None:
     """Refuse other cohorts than pairs. Raises ConfigError."""
     if cohort.size != PAIR:
@@ -201,8 +218,7 @@ def _check(cohort: CohortOptions) -> None:
 
 def _check_clients(options: FactOptions, cohort: CohortOptions, problem: Problem) -> None:
     """Refuse too few clients of either kind. Raises ConfigError."""
-    sources = problem.clients if problem.sources is None else len(problem.sources)
-    if sources < PAIR:
+    if (sources := sources_of(problem)) < PAIR:
         raise ConfigError(
             f"algorithm.name='fact': a round takes two source clients, and there is {sources}: deal the source domain to more "
             f"clients, or name fewer domains in domains.target"
@@ -212,8 +228,7 @@ def _check_clients(options: FactOptions, cohort: CohortOptions, problem: Problem
         raise ConfigError(
             "algorithm.idd=true: there is no target client whose examples it could be on: name a domain in domains.target"
         )
-    if options.targets is not None and options.targets > targets:
-        raise ConfigError(f"algorithm.targets={options.targets}: there are {targets} target clients: lower it")
+    check_targets(options.targets, targets)
     if options.idd and cohort.min_responses > (asked := options.targets or targets):
         raise ConfigError(
             f"cohort.min_responses={cohort.min_responses}: a round asks {asked} of the target clients: lower it"

@@ -27,8 +27,9 @@ from pydantic import Field
 from torch import Tensor
 
 from fedfleet.algorithms.keeping import averaged, cut
+from fedfleet.algorithms.local import EVERYTHING
 from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions
-from fedfleet.algorithms.prototypes import EVERYTHING, Moments, target
+from fedfleet.algorithms.prototypes import Moments, target
 from fedfleet.simulator.author import (
     Algorithm,
     Batch,

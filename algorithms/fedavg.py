@@ -63,6 +63,27 @@ class State(NamedTuple):
     server: Any
 
 
+class Server(NamedTuple):
+    """The server's step: ``start(z)`` and ``moved(state, mean)``, of the mean of clients' models."""
+
+    start: Callable[[Tree], State]
+    moved: Callable[[State, Tree], State]
+
+
+def server_of(options: ServerOptimizer, task: Task) -> Server:
+    """Return the step that takes the mean update for a gradient; plain SGD of rate 1 takes the mean as it is, to the bit."""
+    optimizer = options.build()
+    plain = options.name == "sgd" and options.momentum == 0 and options.lr == 1
+
+    def moved(state: State, mean: Tree) -> State:
+        if plain:
+            return State(mean, state.server)
+        d, moments = optimizer.update(state.server, T.sub(state.z, mean), state.z)
+        return State(carried(task.objectives["train"].step(state.z, options.lr, d), mean), moments)
+
+    return Server(lambda z: State(z, optimizer.init(z)), moved)
+
+
 def fedavg(options: FedAvgOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build FedAvg."""
     return averaging(options, task, cohort, gradient)
@@ -87,9 +108,7 @@ def averaging(
         per_step: minibatches a step.
 
     """
-    server = options.server_optimizer
-    optimizer = server.build()
-    plain = server.name == "sgd" and server.momentum == 0 and server.lr == 1
+    server = server_of(options.server_optimizer, task)
     work = local_training(options.plan(per_step), direction, options.client_optimizer.build())
     train = Phase(name="train", work=work, reduce={"z": Mean()}, weight=options.weight, model="z")
 
@@ -97,14 +116,11 @@ def averaging(
         return Message(send={"z": state.z}, config={"lr": options.rates(t, task.parts), **config(t)})
 
     def init(z: Tree, key: Key, problem: Problem) -> State:
-        return State(z, optimizer.init(z))
+        return server.start(z)
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
         mean = rnd.map_reduce(train, shared=message(state, rnd.index), cohort=rnd.invite(cohort.size))["z"]
-        if plain:
-            return State(mean, state.server), {}
-        d, moments = optimizer.update(state.server, T.sub(state.z, mean), state.z)
-        return State(carried(task.objectives["train"].step(state.z, server.lr, d), mean), moments), {}
+        return server.moved(state, mean), {}
 
     made = Algorithm(
         init,

@@ -27,9 +27,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedfleet.algorithms.local import Local, gradient, zero
+from fedfleet.algorithms.local import EVERYTHING, Local, gradient, zero
 from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions
-from fedfleet.algorithms.prototypes import EVERYTHING
 from fedfleet.simulator.author import (
     Algorithm,
     Batch,

@@ -25,8 +25,8 @@ import torch
 from pydantic import Field, ValidationInfo, model_validator
 from torch import Tensor
 
-from fedfleet.algorithms.fact import targets_of
-from fedfleet.algorithms.options import AlgorithmOptions, ClientOptimizer, CohortOptions, LocalData
+from fedfleet.algorithms.fact import check_sources, check_targets, targets_of
+from fedfleet.algorithms.options import AlgorithmOptions, ClientOptimizer, CohortOptions, LocalData, take_rounds
 from fedfleet.simulator.author import (
     BUFFERS,
     Algorithm,
@@ -70,7 +70,7 @@ class FedKaOptions(AlgorithmOptions):
     """Examples a batch, as many of the target's images as of the source's own; the target's own batches have half as many."""
     lr: float = Field(default=3e-4, gt=0)
     optimizer: ClientOptimizer = ClientOptimizer(name="adam")
-    """Of sources and of the target, each its own, kept between rounds."""
+    """The optimiser of each source and of the target, kept between rounds."""
     rounds: int | None = Field(default=None, ge=1)
     """Rounds over which alpha rises; those of the run if not given."""
     targets: int | None = Field(default=None, ge=1)
@@ -80,8 +80,7 @@ class FedKaOptions(AlgorithmOptions):
 
     @model_validator(mode="after")
     def _consistent(self, info: ValidationInfo) -> FedKaOptions:
-        if self.rounds is None:
-            object.__setattr__(self, "rounds", (info.context or {}).get("rounds"))  # so that it stands in config.yaml
+        take_rounds(self, info)
         if self.pairs % self.every:
             raise ValueError(f"pairs={self.pairs} is no multiple of every={self.every}: make it one")
         return self
@@ -122,7 +121,7 @@ class Work:
 
     def __init__(self, options: FedKaOptions):
         self._options, self._rule = options, options.optimizer.build()
-        self._keeps = bool(T.leaves(self._rule.init({"x": torch.zeros(())})))
+        self._keeps = self._rule.remembers
         o = options
         plan = {"size": o.batch_size, "stratified": "domains"}
         disentangle = LocalLoop(step=self._disentangle, batches=BatchPlan(steps=o.steps, **plan))
@@ -138,7 +137,7 @@ class Work:
 
     @property
     def state(self) -> Any:
-        """What builds a client's state, if its optimiser has one."""
+        """The function that builds a client's state, if its optimiser has one."""
         return self.fresh if self._keeps else None
 
     def _begin(self, shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Local:
@@ -252,12 +251,8 @@ def _check(options: FedKaOptions, cohort: CohortOptions, problem: Problem) -> No
             "domains.share_target=false: sources of fedka match their features with the target's images, which they hold "
             "as in its code: set domains.share_target=true"
         )
-    if len(problem.sources) < cohort.size:
-        raise ConfigError(f"cohort.size={cohort.size}: there are {len(problem.sources)} source clients: lower it")
-    if options.targets is not None and options.targets > len(cloud(problem)):
-        raise ConfigError(
-            f"algorithm.targets={options.targets}: there are {len(cloud(problem))} target clients: lower it"
-        )
+    check_sources(cohort.size, len(problem.sources))
+    check_targets(options.targets, len(cloud(problem)))
     if options.votes and not len(cloud(problem)):
         raise ConfigError(
             f"algorithm.votes={options.votes}: every client has labels, so that nobody is the cloud: set it to 0"

@@ -32,8 +32,9 @@ from torch import Tensor
 
 from fedfleet.algorithms.fedrep import FedRepOptions
 from fedfleet.algorithms.keeping import cut, initial
+from fedfleet.algorithms.local import EVERYTHING
 from fedfleet.algorithms.options import CohortOptions
-from fedfleet.algorithms.prototypes import EVERYTHING, Moments, target
+from fedfleet.algorithms.prototypes import Moments, target
 from fedfleet.algorithms.simplex_qp import least_quadratic
 from fedfleet.simulator.author import (
     Algorithm,

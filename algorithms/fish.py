@@ -47,7 +47,7 @@ class FishOptions(LocalOptions):
 
     client_optimizer: ClientOptimizer = ClientOptimizer()
     epsilon: float = Field(default=0.5, gt=0)
-    """How far the server goes towards where the round ends."""
+    """The share of the way to where the round ends that the server goes."""
 
 
 def fish(options: FishOptions, task: Task, cohort: CohortOptions) -> Algorithm:

@@ -33,19 +33,16 @@ from pydantic import Field
 from torch import Tensor
 
 from fedfleet.algorithms.keeping import Cut, cut
-from fedfleet.algorithms.local import Local
+from fedfleet.algorithms.local import Local, over_all
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.penalised import Known, Look, PenaltyOptions, penalised
-from fedfleet.algorithms.prototypes import EVERYTHING
 from fedfleet.simulator.author import (
     Algorithm,
     Batch,
     ByDomainMean,
     Cohort,
     Key,
-    LocalLoop,
     LocalWork,
-    Message,
     Ops,
     Phase,
     Problem,
@@ -97,23 +94,13 @@ def of_all(result: Reduced, invited: Cohort, problem: Problem) -> Known:
 
 
 def _moments(head: Cut) -> LocalWork:
-    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> _Moments:
+    def begin(shared: Mapping[str, Any], key: Key) -> _Moments:
         leaves = head.stays(shared["z"])["x"].values()
         flat = torch.cat([torch.zeros_like(leaf).view(len(leaf), -1) for leaf in leaves], 1)
         return _Moments(flat, flat)
 
-    def step(ops: Ops, shared: Mapping[str, Any], seen: _Moments, batch: Batch, at: StepInfo, key: Key) -> _Moments:
+    def add(ops: Ops, shared: Mapping[str, Any], seen: _Moments, batch: Batch, at: StepInfo, key: Key) -> _Moments:
         found = ops.apply("head_moments", shared["z"], batch)
         return _Moments(*(old + found[name] / at.num_examples for name, old in seen._asdict().items()))
 
-    def client_final(
-        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, seen: _Moments
-    ) -> tuple[Message, Tree]:
-        return Message(seen._asdict()), client_state
-
-    return LocalWork(
-        client_init=client_init,
-        loops=(LocalLoop(step=step, batches=EVERYTHING),),
-        client_final=client_final,
-        divisible=False,
-    )
+    return over_all(begin, add, _Moments._asdict)

@@ -28,10 +28,10 @@ import torch
 from pydantic import Field, ValidationInfo, model_validator
 from torch import Tensor
 
-from fedfleet.algorithms.fact import targets_of
+from fedfleet.algorithms.fact import check_sources, check_targets, sources_of, targets_of
 from fedfleet.algorithms.fact_work import model, net
 from fedfleet.algorithms.knowledge_vote import MOST, coalitions, shapley, values, vote
-from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions
+from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions, take_rounds
 from fedfleet.simulator.author import (
     BUFFERS,
     Algorithm,
@@ -66,11 +66,11 @@ class Kd3aOptions(LocalOptions):
     batch_size: int = Field(default=128, ge=1)
     lr: float = Field(default=0.05, gt=0)
     optimizer: ClientOptimizer = ClientOptimizer(momentum=0.9, weight_decay=5e-4)
-    """Of sources and of targets; weight decay acts where the vote is not used, too."""
+    """The optimiser of sources and of targets; weight decay acts where the vote is not used, too."""
     optimizer_state: Literal["persist", "reset"] = "persist"
     """Clients keep their momentum between rounds, as in the released code, at the cost of a model a client; or start afresh."""
     gate: float = Field(default=0.9, ge=0, le=1)
-    """How sure a source must be to be believed, in the first round."""
+    """The largest probability that a source must exceed to be believed, in the first round."""
     gate_end: float = Field(default=0.95, ge=0, le=1)
     """The same at the end: it rises linearly over ``rounds``."""
     rounds: int | None = Field(default=None, ge=1)
@@ -84,8 +84,7 @@ class Kd3aOptions(LocalOptions):
 
     @model_validator(mode="after")
     def _rounds_of_the_run(self, info: ValidationInfo) -> Kd3aOptions:
-        if self.rounds is None:
-            object.__setattr__(self, "rounds", (info.context or {}).get("rounds"))  # so that it stands in config.yaml
+        take_rounds(self, info)
         if self.gate_end < self.gate:
             raise ValueError(f"gate_end={self.gate_end} is below gate={self.gate}: the gate rises, so raise it")
         return self
@@ -96,7 +95,7 @@ class Kd3aOptions(LocalOptions):
 
 
 class State(NamedTuple):
-    """What the server holds between rounds.
+    """The server's state between rounds.
 
     Attributes:
         z: the averaged extractor, and the target's head.
@@ -129,8 +128,7 @@ class Work:
 
     def __init__(self, options: Kd3aOptions):
         self._options, self._rule = options, options.optimizer.build()
-        remembers = bool(T.leaves(self._rule.init({"x": torch.zeros(())})))
-        self._persists = remembers and options.optimizer_state == "persist"
+        self._persists = self._rule.remembers and options.optimizer_state == "persist"
         plan = BatchPlan(size=options.batch_size, steps=options.steps, epochs=options.epochs, stratified="spread")
         self.source = self._work(self._begin_source, self._learn_labels, self._end_source, plan)
         self.target = self._work(self._begin_target, self._learn_votes, self._end_target, plan)
@@ -203,7 +201,7 @@ class Work:
             return x, soft
         u = rng.uniform(rng.fold(key, "share"), (), torch.float64)
         share = 0.5 - torch.sin(torch.asin(1 - 2 * u) / 3)  # Beta(2, 2) by its quantiles: 3 s^2 - 2 s^3 = u
-        other = partners(rng.fold(key, "partner"), real)
+        other = rng.partners(rng.fold(key, "partner"), real)
         return tuple(_blend(share, v, other) for v in (x, soft))  # type: ignore[return-value]
 
     def _end_source(
@@ -226,12 +224,6 @@ class Work:
 
     def _kept(self, client_state: Tree, local: Local) -> Tree:
         return {**client_state, "optimizer": local.optimizer} if self._persists else client_state
-
-
-def partners(key: Key, real: Tensor) -> Tensor:
-    """Return, of each ``real`` row (B,), another by a random permutation of such rows."""
-    order = rng.bits(key, len(real)).masked_fill(~real, torch.iinfo(torch.int64).max).argsort(stable=True)
-    return order.gather(0, (real.long().cumsum(0) - 1).clamp(min=0))
 
 
 def _blend(share: Tensor, v: Tensor, other: Tensor) -> Tensor:
@@ -329,16 +321,13 @@ def kd3a(options: Kd3aOptions, task: Task, cohort: CohortOptions) -> Algorithm:
 
 def _check_clients(options: Kd3aOptions, cohort: CohortOptions, problem: Problem) -> None:
     """Refuse too few clients of either kind, and a gate whose way is not known. Raises ConfigError."""
-    sources = problem.clients if problem.sources is None else len(problem.sources)
-    if sources < cohort.size:
-        raise ConfigError(f"cohort.size={cohort.size}: there are {sources} source clients: lower it")
+    check_sources(cohort.size, sources_of(problem))
     targets = len(targets_of(problem))
     if not targets:
         raise ConfigError(
             "algorithm.name='kd3a': there is no target client to learn from the votes: name a domain in domains.target"
         )
-    if options.targets is not None and options.targets > targets:
-        raise ConfigError(f"algorithm.targets={options.targets}: there are {targets} target clients: lower it")
+    check_targets(options.targets, targets)
     if options.rounds is None and options.gate_end != options.gate:
         raise ConfigError(
             f"algorithm.gate_end={options.gate_end}: the gate rises over the rounds of a run: give algorithm.rounds"

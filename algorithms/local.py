@@ -84,6 +84,38 @@ def zero(shared: Mapping[str, Any], key: Key) -> Tensor:
     return torch.zeros((), dtype=T.leaves(shared["z"])[0].dtype, device=key.device)
 
 
+CHUNK = 512  # examples looked at together
+EVERYTHING = BatchPlan(size=CHUNK, epochs=1, shuffle=False)
+
+
+def over_all(
+    begin: Callable[[Mapping[str, Any], Key], Any],
+    add: Callable[[Ops, Mapping[str, Any], Any, Batch, StepInfo, Key], Any],
+    tell: Callable[[Any], Mapping[str, Tree]],
+    plan: BatchPlan | None = None,
+) -> LocalWork:
+    """Look at all of a client's examples at a model that stays: ``begin(shared, key) -> total``, to which each batch adds.
+
+    Args:
+        begin: what there is before the first batch.
+        add: ``(ops, shared, total, batch, at, key) -> total``.
+        tell: of the total, what is sent by slot.
+        plan: one pass over the examples; ``EVERYTHING`` if not given.
+
+    """
+
+    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Any:
+        return begin(shared, key)
+
+    def client_final(
+        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, total: Any
+    ) -> tuple[Message, Tree]:
+        return Message(send=tell(total)), client_state
+
+    loops = (LocalLoop(step=add, batches=plan or EVERYTHING),)
+    return LocalWork(client_init=client_init, loops=loops, client_final=client_final, divisible=False)
+
+
 Evaluate = Callable[[Ops, Mapping[str, Any], Batch, Key], Tree]
 
 
@@ -93,25 +125,12 @@ def full_local(evaluate: Evaluate, slot: str, chunk: int) -> LocalWork:
     Where labelled and unlabelled examples have means of their own, it is exact as far as each chunk has its share of both.
     """
 
-    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Tree:
-        return T.zeros_like(shared["z"])
-
-    def step(ops: Ops, shared: Mapping[str, Any], total: Tree, batch: Batch, at: StepInfo, key: Key) -> Tree:
+    def add(ops: Ops, shared: Mapping[str, Any], total: Tree, batch: Batch, at: StepInfo, key: Key) -> Tree:
         share = (batch.count().double() / at.num_examples).to(T.leaves(total)[0].dtype)
         return T.axpy(share, evaluate(ops, shared, batch, key), total)
 
-    def client_final(
-        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, total: Tree
-    ) -> tuple[Message, Tree]:
-        return Message(send={slot: total}), client_state
-
     everything = BatchPlan(size=chunk, epochs=1, shuffle=False, stratified="spread")
-    return LocalWork(
-        client_init=client_init,
-        loops=(LocalLoop(step=step, batches=everything),),
-        client_final=client_final,
-        divisible=False,
-    )
+    return over_all(lambda shared, key: T.zeros_like(shared["z"]), add, lambda total: {slot: total}, everything)
 
 
 def gradient_at_z(ops: Ops, shared: Mapping[str, Any], batch: Batch, key: Key) -> Tree:

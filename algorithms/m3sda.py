@@ -29,11 +29,11 @@ class M3sdaOptions(McdOptions):
     """Examples a step, as many of each domain: the code's 128 of each of five are 640."""
     lr: float = Field(default=2e-4, gt=0)
     optimizer: ClientOptimizer = ClientOptimizer(name="adam", weight_decay=5e-4)
-    """Of G, and of the heads, each its own."""
+    """The optimiser of G, and that of the heads."""
     penalty: float = Field(default=5e-4, ge=0)
     """Weight of the moments' distance, lambda."""
     moments: int = Field(default=5, ge=1)
-    """How many of them, from the mean on."""
+    """The number of moments, from the mean on."""
 
 
 def m3sda(options: M3sdaOptions, task: Task, cohort: CohortOptions) -> Algorithm:

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import torch
 from pydantic import Field
 
 from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions
@@ -90,7 +89,7 @@ def driven_apart(
 
     """
     rule = options.optimizer.build()
-    remembers = bool(T.leaves(rule.init({"x": torch.zeros(())})))
+    remembers = rule.remembers
 
     def some(z: Tree, parts: tuple[str, ...]) -> Tree:
         return {p: z[p] for p in parts}

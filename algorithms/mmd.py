@@ -27,19 +27,16 @@ from pydantic import Field
 from torch import Tensor
 
 from fedfleet.algorithms.keeping import cut, matrix
-from fedfleet.algorithms.local import Local
+from fedfleet.algorithms.local import Local, over_all
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.penalised import Known, Look, PenaltyOptions, penalised
-from fedfleet.algorithms.prototypes import EVERYTHING
 from fedfleet.simulator.author import (
     Algorithm,
     Batch,
     ByDomainMean,
     Cohort,
     Key,
-    LocalLoop,
     LocalWork,
-    Message,
     Ops,
     Phase,
     Problem,
@@ -87,21 +84,11 @@ def of_all(result: Reduced, invited: Cohort, problem: Problem) -> Known:
 
 
 def _means() -> LocalWork:
-    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Tensor:
+    def begin(shared: Mapping[str, Any], key: Key) -> Tensor:
         return torch.zeros_like(shared["shifts"])
 
-    def step(ops: Ops, shared: Mapping[str, Any], total: Tensor, batch: Batch, at: StepInfo, key: Key) -> Tensor:
+    def add(ops: Ops, shared: Mapping[str, Any], total: Tensor, batch: Batch, at: StepInfo, key: Key) -> Tensor:
         each = in_waves(ops.apply("features", shared["z"], batch), shared["frequencies"], shared["shifts"])
         return total + torch.where((batch.weight > 0)[:, None], each, 0.0).sum(0) / at.num_examples
 
-    def client_final(
-        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, total: Tensor
-    ) -> tuple[Message, Tree]:
-        return Message({"mean": total}), client_state
-
-    return LocalWork(
-        client_init=client_init,
-        loops=(LocalLoop(step=step, batches=EVERYTHING),),
-        client_final=client_final,
-        divisible=False,
-    )
+    return over_all(begin, add, lambda total: {"mean": total})

@@ -38,7 +38,7 @@ class OmgOptions(WrapperOptions):
     rescale: Literal["none", "one_plus_kappa", "one_plus_kappa2"] = "none"
     """Divide the step by nothing, by 1 + kappa, which leaves equal updates as they are, or by 1 + kappa^2, as released."""
     solver: Literal["paper", "exact"] = "paper"
-    """How the mixture is found: by the paper's gradient descent, which with many clients ends far from it; or to rounding."""
+    """The search for the mixture: the paper's gradient descent, which with many clients ends far from it; or exact, to rounding."""
     updates: int = Field(default=20, ge=1)
     """Steps of the paper's search; one more evaluation is made."""
     buffers: Literal["mean", "frozen"] = "mean"

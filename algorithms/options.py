@@ -20,6 +20,12 @@ def refuse_others(options: Options, kind: str, used: Set[str], every: Set[str]) 
             raise ValueError(f"{key}={value} is not for {kind}{takes}: leave it out")
 
 
+def take_rounds(options: Options, info: ValidationInfo) -> None:
+    """Set ``rounds``, where it is not given, to those of the run, so that it stands in config.yaml."""
+    if vars(options)["rounds"] is None:
+        object.__setattr__(options, "rounds", (info.context or {}).get("rounds"))
+
+
 class CohortOptions(Options):
     """Who is invited, and how many answers are waited for."""
 
@@ -181,7 +187,7 @@ class Schedule(ByName):
 
 
 class ClientOptimizer(ByName):
-    """What is done with directions, as in torch.optim, whose names do too; a client's state starts afresh every round."""
+    """The rule for directions, as in torch.optim, whose names do too; a client's state starts afresh every round."""
 
     torchs = MappingProxyType(
         {"SGD": Torchs("sgd"), "Adam": Torchs("adam"), "Adagrad": Torchs("adagrad", fixed={"eps": 1e-10})}

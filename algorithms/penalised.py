@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from fedfleet.algorithms.fedavg import AveragingOptions
-from fedfleet.algorithms.local import Direction, Local, carried, local_training
+from fedfleet.algorithms.fedavg import AveragingOptions, State, server_of
+from fedfleet.algorithms.local import Direction, Local, local_training
 from fedfleet.algorithms.options import CohortOptions, ServerOptimizer
 from fedfleet.simulator.author import (
     Algorithm,
@@ -29,7 +29,6 @@ from fedfleet.simulator.author import (
     Problem,
     Reduced,
     Round,
-    T,
     Task,
     Tree,
     View,
@@ -45,18 +44,11 @@ class PenaltyOptions(AveragingOptions):
     anneal_rounds: int = Field(default=0, ge=0)
     """Rounds at the beginning in which the penalty has weight 1, or ``penalty`` if that is less."""
     server_optimizer: ServerOptimizer = ServerOptimizer()
-    """What the server does with the mean update; with one local step a round, what DomainBed's optimiser does with the gradient."""
+    """The server's rule for the mean update; with one local step a round, it is DomainBed's optimiser for the gradient."""
 
     def penalty_at(self, t: int) -> float:
         """Return the penalty's weight in round t."""
         return min(1.0, self.penalty) if t < self.anneal_rounds else self.penalty
-
-
-class State(NamedTuple):
-    """The model and the server optimiser's state."""
-
-    z: Tree
-    server: Any
 
 
 class Known(NamedTuple):
@@ -89,9 +81,7 @@ def penalised(
 
     ``local.client_state`` of a direction is the client's ``client_input``.
     """
-    rule, server = options.client_optimizer.build(), options.server_optimizer
-    outer = server.build()
-    plain = server.name == "sgd" and server.momentum == 0 and server.lr == 1
+    rule, server = options.client_optimizer.build(), server_of(options.server_optimizer, task)
 
     def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Local:
         return Local(shared["z"], rule.init(shared["z"]), client_input)
@@ -107,7 +97,7 @@ def penalised(
                 f"algorithm.name={name!r}: it compares domains, and there is one alone: take a data set that has some, or set "
                 f"domains.kind=client"
             )
-        return State(z, outer.init(z))
+        return server.start(z)
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
         z, invited, known, common = state.z, rnd.invite(cohort.size), Known({}, {}), {}
@@ -118,10 +108,7 @@ def penalised(
         config = {"lr": options.rates(rnd.index, task.parts), "penalty": options.penalty_at(rnd.index)}
         shared = Message({"z": z, **known.send}, {**config, **known.config}, common)
         mean = rnd.map_reduce(train, shared=shared, cohort=invited, client_input=known.client_input)["z"]
-        if plain:
-            return State(mean, state.server), {}
-        d, moments = outer.update(state.server, T.sub(z, mean), z)
-        return State(carried(task.objectives["train"].step(z, server.lr, d), mean), moments), {}
+        return server.moved(state, mean), {}
 
     return Algorithm(
         init,

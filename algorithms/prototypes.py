@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from fedfleet.algorithms.keeping import Cut, matrix
-from fedfleet.simulator.author import Batch, BatchPlan, Ops, Tree
-
-CHUNK = 512  # examples looked at together
-EVERYTHING = BatchPlan(size=CHUNK, epochs=1, shuffle=False)
+from fedfleet.simulator.author import Batch, Ops, Tree
 
 
 class Moments(NamedTuple):

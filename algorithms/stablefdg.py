@@ -32,9 +32,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedfleet.algorithms.fedavg import AveragingOptions
-from fedfleet.algorithms.local import Local, gradient, local_training, zero
+from fedfleet.algorithms.local import Local, gradient, local_training, over_all, zero
 from fedfleet.algorithms.options import CohortOptions
-from fedfleet.algorithms.prototypes import EVERYTHING
 from fedfleet.simulator.author import (
     Algorithm,
     Batch,
@@ -42,7 +41,6 @@ from fedfleet.simulator.author import (
     CollectUploads,
     ConfigError,
     Key,
-    LocalLoop,
     LocalWork,
     Mean,
     Message,
@@ -144,11 +142,11 @@ def dealt(result: Reduced, invited: Cohort, key: Key) -> Tensor:
 
 
 def _look(width: int) -> LocalWork:
-    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> _Moments:
+    def begin(shared: Mapping[str, Any], key: Key) -> _Moments:
         nothing = zero(shared, key)
         return _Moments(nothing, nothing.expand(width), nothing.expand(width))
 
-    def step(ops: Ops, shared: Mapping[str, Any], seen: _Moments, batch: Batch, at: StepInfo, key: Key) -> _Moments:
+    def add(ops: Ops, shared: Mapping[str, Any], seen: _Moments, batch: Batch, at: StepInfo, key: Key) -> _Moments:
         styles, real = ops.apply("styles", shared["z"], batch), (batch.weight > 0)[:, None]
         n = batch.count().to(seen.number.dtype)
         mean = torch.where(real, styles, 0.0).sum(0) / n.clamp(min=1)
@@ -158,15 +156,8 @@ def _look(width: int) -> LocalWork:
         more = squares + away.square() * seen.number * share
         return _Moments(total, seen.mean + away * share, seen.squares + more)
 
-    def client_final(
-        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, seen: _Moments
-    ) -> tuple[Message, Tree]:
+    def tell(seen: _Moments) -> dict[str, Tensor]:
         variance = seen.squares / (seen.number - 1).clamp(min=1)
-        return Message({"style": torch.stack([seen.mean, (variance + EPS).sqrt()])}), client_state
+        return {"style": torch.stack([seen.mean, (variance + EPS).sqrt()])}
 
-    return LocalWork(
-        client_init=client_init,
-        loops=(LocalLoop(step=step, batches=EVERYTHING),),
-        client_final=client_final,
-        divisible=False,
-    )
+    return over_all(begin, add, tell)

@@ -22,19 +22,16 @@ import torch
 from torch import Tensor
 
 from fedfleet.algorithms.agnostic import of_problem
-from fedfleet.algorithms.local import Local, zero
+from fedfleet.algorithms.local import Local, over_all, zero
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.penalised import Known, Look, PenaltyOptions, penalised
-from fedfleet.algorithms.prototypes import EVERYTHING
 from fedfleet.simulator.author import (
     Algorithm,
     Batch,
     ByDomainMean,
     Cohort,
     Key,
-    LocalLoop,
     LocalWork,
-    Message,
     Ops,
     Phase,
     Problem,
@@ -68,22 +65,8 @@ def above_mean(result: Reduced, invited: Cohort, problem: Problem) -> Known:
 def _all_losses() -> LocalWork:
     """Return the mean loss at ``shared["z"]`` over all of a client's examples."""
 
-    def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Tensor:
-        return zero(shared, key)
+    def add(ops: Ops, shared: Mapping[str, Any], total: Tensor, batch: Batch, at: StepInfo, key: Key) -> Tensor:
+        loss = batch.mean(ops.apply("per_example", shared["z"], batch)["loss"])
+        return total + loss * batch.count() / at.num_examples
 
-    def step(ops: Ops, shared: Mapping[str, Any], total: Tensor, batch: Batch, at: StepInfo, key: Key) -> Tensor:
-        return (
-            total + batch.mean(ops.apply("per_example", shared["z"], batch)["loss"]) * batch.count() / at.num_examples
-        )
-
-    def client_final(
-        shared: Mapping[str, Any], client_state: Tree, client_input: Tree, total: Tensor
-    ) -> tuple[Message, Tree]:
-        return Message({"loss": total}), client_state
-
-    return LocalWork(
-        client_init=client_init,
-        loops=(LocalLoop(step=step, batches=EVERYTHING),),
-        client_final=client_final,
-        divisible=False,
-    )
+    return over_all(zero, add, lambda total: {"loss": total})

@@ -85,7 +85,7 @@ def next_of_class(y: Tensor, real: Tensor) -> Tensor:
 
 
 class Given(NamedTuple):
-    """What the net takes.
+    """The input of the net.
 
     Attributes:
         x: inputs (B, ...).

@@ -21,15 +21,15 @@ from fedfleet.tasks.mixstyle import MixStyleOptions, with_mixstyle
 from fedfleet.tasks.models import POOLED, checked_leaves, is_linear, leaves
 from fedfleet.tasks.options import AdapterOptions, DataShape, ModelOptions, Net
 from fedfleet.tasks.own_heads import own_heads, with_residual
-from fedfleet.tasks.photographs import made
-from fedfleet.tasks.pretrained import NETS, Norm, Weights
+from fedfleet.tasks.photographs import PhotographOptions, made
+from fedfleet.tasks.pretrained import Norm
 from fedfleet.tasks.shifted import Shift, no_shift, shifted
 from fedfleet.tasks.stateful import buffers, called, hollow, prepared, trainable
 from fedfleet.tasks.targets import LOSSES
 from fedfleet.tasks.transformer import is_transformer
 
 
-class ClassificationOptions(ModelOptions):
+class ClassificationOptions(PhotographOptions):
     """Which net, a small one or one of torchvision's for photographs, and what is done to its features in training."""
 
     model: Model = "mlp"
@@ -43,9 +43,6 @@ class ClassificationOptions(ModelOptions):
     if it names them. Of a transformer, what is other than its configuration says."""
     source: str | None = None
     """Digest of the code of one's own, or of a transformer's configuration; a run says here what it was."""
-    weights: Weights | None = None
-    """What torchvision's nets begin with, but for their last layer: the weights they have from ImageNet, if nothing is said, or
-    random ones."""
     norm: Norm = "batch"
     """What torchvision's nets and those by module:name normalise by: BatchNorm; GroupNorm in its place, with its scales and shifts;
     frozen: BatchNorm with the statistics that it comes with, in training too."""
@@ -56,6 +53,11 @@ class ClassificationOptions(ModelOptions):
     """Mix styles of images within a batch (small nets with convolutions only)."""
     adapters: AdapterOptions | None = None
     """Leave the net's weights as they are, and learn small matrices beside them (LoRA)."""
+
+    @property
+    def normalised(self) -> bool:
+        """Whether ``norm`` is of the net."""
+        return super().normalised or bool(own_model(self.model))
 
     def net(self) -> Net:
         """Return the net that they name."""
@@ -79,14 +81,6 @@ class ClassificationOptions(ModelOptions):
                     f"{key} is for a net of your own, module:name, or transformers:PATH, and model={self.model} is none: leave "
                     f"it out"
                 )
-        if self.model not in NETS and self.weights is not None:
-            raise ValueError(f"weights={self.weights} is not for model={self.model}: leave it out")
-        if self.norm != "batch" and self.model not in NETS and not own_model(self.model):
-            raise ValueError(f"norm={self.norm} is not for model={self.model}: leave it out")
-        if self.norm == "frozen" and self.weights == "random":
-            raise ValueError("norm=frozen keeps statistics that weights=random has none of: choose batch or group")
-        if self.model in NETS and self.init != "drawn":
-            raise ValueError(f"init={self.init} is not for model={self.model}, which has weights: leave it out")
         if self.mixstyle is not None and self.model not in POOLED:
             raise ValueError(
                 f"mixstyle is for small nets with convolutions, which model={self.model} is not: choose "

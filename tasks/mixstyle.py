@@ -57,7 +57,7 @@ class MixStyle(nn.Module):
             return x
         key = way.draw(self.place)
         share = kept(rng.fold(key, "share"), len(x), self.alpha).to(x.dtype)[:, None]
-        other = partners(rng.fold(key, "partner"), way.weight > 0)
+        other = rng.partners(rng.fold(key, "partner"), way.weight > 0)
         mean, deviation = style(x.detach())
         new_mean = share * mean + (1 - share) * mean.index_select(0, other)
         new_deviation = share * deviation + (1 - share) * deviation.index_select(0, other)
@@ -92,13 +92,6 @@ def style(x: Tensor) -> tuple[Tensor, Tensor]:
     mean = each.mean(2)
     squares = (each - mean[..., None]).square().sum(2) / max(1, each.shape[2] - 1)
     return mean, (squares + EPS).sqrt()
-
-
-def partners(key: Key, real: Tensor) -> Tensor:
-    """Return a random permutation (B,) that takes rows that are ``real`` (B,) to such rows."""
-    shuffled, padding = rng.permutation(key, len(real)), (~real).to(torch.int64)
-    drawn = shuffled.gather(0, padding.gather(0, shuffled).argsort(stable=True))  # real ones first, in random order
-    return torch.empty_like(drawn).scatter(0, padding.argsort(stable=True), drawn)
 
 
 def with_mixstyle(net: nn.Module, options: MixStyleOptions) -> nn.Module:

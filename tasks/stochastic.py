@@ -146,9 +146,7 @@ class Stochastic:
         drawn, r = self._draw(z, batch, key), z["p"]
         label = one_hot(batch.y, self._shape.classes, drawn.mu.dtype)
         r_mu, r_sigma = label @ r["mu"], F.softplus(label @ r["sigma"])
-        real = (batch.weight > 0)[
-            :, None
-        ]  # BatchNorm makes of padding what it will, and a deviation of 0 has no logarithm
+        real = (batch.weight > 0)[:, None]  # a deviation of 0, which BatchNorm may make of padding, has no logarithm
         mu, sigma = torch.where(real, drawn.mu, 0.0), torch.where(real, drawn.sigma, 1.0)
         apart = divergence(r["scale"] * mu, r["scale"] * sigma, r_mu, r_sigma)
         length = torch.linalg.vector_norm(drawn.features, dim=1)

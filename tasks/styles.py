@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from fedfleet.simulator.author import Key, rng
-from fedfleet.tasks.mixstyle import kept, partners, style
+from fedfleet.tasks.mixstyle import kept, style
 
 
 class Change(NamedTuple):
@@ -111,7 +111,7 @@ def shared(key: Key, maps: Tensor, weight: Tensor, change: Change) -> Tensor:
     mean, deviation = change.foreign
     drawn = mean + deviation * rng.normal(rng.fold(key, "foreign"), (rows, len(mean)), maps.dtype)
     drawn = torch.where(torch.arange(len(mean), device=maps.device) < maps.shape[1], drawn, drawn.clamp(min=0))
-    place = (real.cumsum(0) - 1).index_select(0, partners(rng.fold(key, "rows"), real)).clamp(min=0)
+    place = (real.cumsum(0) - 1).index_select(0, rng.partners(rng.fold(key, "rows"), real)).clamp(min=0)
     own = own.index_select(0, place.clamp(max=most - 1))
     new = torch.where((place < used)[:, None], own, drawn.index_select(0, place))
     wanted = rng.bernoulli(rng.fold(key, "batch"), change.share) & (deviation > 0).any()
@@ -166,6 +166,6 @@ def explored(key: Key, rows: Rows, of: Tensor, change: Change) -> Rows:
     beyond = before[:n] + change.factor * (before[:n] - mean)
     new = torch.cat([torch.where(first, beyond, before[:n]), before[n:]])
     share = kept(rng.fold(key, "share"), len(new), change.alpha).to(maps.dtype)[:, None]
-    new = share * new + (1 - share) * new.index_select(0, partners(rng.fold(key, "partner"), weight > 0))
+    new = share * new + (1 - share) * new.index_select(0, rng.partners(rng.fold(key, "partner"), weight > 0))
     mixed = restyled(maps, old, new.split(maps.shape[1], dim=1))  # type: ignore[arg-type]
     return Rows(torch.where(now, mixed, maps), rows.y, weight, rows.explored | first)

@@ -21,6 +21,11 @@ class Optimizer(NamedTuple):
     init: Callable[[Tree], Any]
     update: Callable[[Any, Tree, Tree], tuple[Tree, Any]]
 
+    @property
+    def remembers(self) -> bool:
+        """Whether there is anything in its state."""
+        return bool(T.leaves(self.init({"x": torch.zeros(())})))
+
 
 def sgd(
     *, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0, clip_norm: float | None = None

@@ -175,6 +175,13 @@ def permutation(k: Key, n: int) -> Tensor:
     return torch.argsort(bits(k, n), dim=-1, stable=True)
 
 
+def partners(k: Key, real: Tensor) -> Tensor:
+    """Return a random permutation (B,) that takes rows that are ``real`` (B,) to such rows."""
+    shuffled, padding = permutation(k, len(real)), (~real).to(torch.int64)
+    drawn = shuffled.gather(0, padding.gather(0, shuffled).argsort(stable=True))  # real ones first, in random order
+    return torch.empty_like(drawn).scatter(0, padding.argsort(stable=True), drawn)
+
+
 def sample(k: Key, n: int, size: int, *, replace: bool = False) -> Tensor:
     """Draw ``size`` of ``range(n)``, in random order, in O(size) however large ``n`` is.
 

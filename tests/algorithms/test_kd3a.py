@@ -15,7 +15,7 @@ from scipy.special import betaincinv
 from torch import Tensor, nn
 
 from fedfleet.algorithms.fact_work import net
-from fedfleet.algorithms.kd3a import Kd3aOptions, partners, weights
+from fedfleet.algorithms.kd3a import Kd3aOptions, weights
 from fedfleet.algorithms.knowledge_vote import MOST, coalitions, shapley, values, vote
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.config.population import problem
@@ -108,7 +108,7 @@ def test_partners_are_a_permutation_of_the_real_rows():
     real = torch.tensor([True, False, True, True, False, True])
     seen = set()
     for seed in range(40):
-        other = partners(rng.key(seed), real)[real].tolist()
+        other = rng.partners(rng.key(seed), real)[real].tolist()
         assert sorted(other) == [0, 2, 3, 5]
         seen.add(tuple(other))
     assert len(seen) > 12  # of 24
@@ -228,7 +228,7 @@ class Run:
             used, count = used + int(q.sum()), count + int(real.sum())
             mix = rng.fold(key, "mix")
             share = betaincinv(2, 2, float(rng.uniform(rng.fold(mix, "share"), (), torch.float64)))
-            other = partners(rng.fold(mix, "partner"), real)
+            other = rng.partners(rng.fold(mix, "partner"), real)
             share = share if self.options.get("mixup", True) else 1.0
             mixed, classes = (share * v + (1 - share) * v[other] for v in (batch, soft))
             logs = self.scores(me, mixed[real]).log_softmax(1)

@@ -21,7 +21,7 @@ from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.fleet.policies import First
 from fedfleet.simulator.population import InMemoryPopulation
 from fedfleet.simulator.work import Batch, BatchPlan
-from fedfleet.tasks.mixstyle import kept, partners
+from fedfleet.tasks.mixstyle import kept
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.registry import TASKS
 from fedfleet.tasks.styles import Change
@@ -91,7 +91,7 @@ def share(key: Tensor, images: list[Tensor], change: Change) -> list[Tensor]:
     own = centres_of(old, rng.uniform(rng.fold(key, "centres"), n - n // 2, torch.float64).tolist())
     noise = rng.normal(rng.fold(key, "foreign"), (n, len(old[0])), torch.float64)
     found = []
-    for i, slot in enumerate(partners(rng.fold(key, "rows"), all_count(n)).tolist()):
+    for i, slot in enumerate(rng.partners(rng.fold(key, "rows"), all_count(n)).tolist()):
         if slot < len(own):
             new = own[slot]
         else:
@@ -157,7 +157,7 @@ def loss(p: Params, x: Tensor, y: list[int], key: Tensor, change: Change | None,
             images, new, y = [images[j] for j in of] + images, beyond + new, [y[j] for j in of] + y
             explored, n = True, n + room
         own = kept(rng.fold(at, "share"), room + len(x), ALPHA)
-        other = partners(rng.fold(at, "partner"), all_count(n))
+        other = rng.partners(rng.fold(at, "partner"), all_count(n))
         images = [
             restyled(image, style_of(image), own[j] * new[j] + (1 - own[j]) * new[int(other[j])])
             for j, image in enumerate(images)
@@ -197,7 +197,7 @@ def run(where: World, name: str = "stablefdg", rounds: int = 3, policy: Any = SO
 
 @pytest.fixture(autouse=True)
 def _looks_take_several_chunks(monkeypatch):
-    monkeypatch.setattr("fedfleet.algorithms.stablefdg.EVERYTHING", BatchPlan(size=6, epochs=1, shuffle=False))
+    monkeypatch.setattr("fedfleet.algorithms.local.EVERYTHING", BatchPlan(size=6, epochs=1, shuffle=False))
 
 
 OPTIONS = {"share": 0.7, "explore": 0.6, "copies": 3, "factor": 2.0, "alpha": ALPHA}

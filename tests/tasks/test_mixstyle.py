@@ -18,7 +18,7 @@ from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.driver.simulate import simulate
 from fedfleet.simulator.work import Batch
 from fedfleet.tasks.classification import Classification, ClassificationOptions
-from fedfleet.tasks.mixstyle import MixStyle, MixStyleOptions, kept, partners, style, with_mixstyle
+from fedfleet.tasks.mixstyle import MixStyle, MixStyleOptions, kept, style, with_mixstyle
 from fedfleet.tasks.models import build
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.stateful import called, prepared
@@ -37,7 +37,7 @@ def by_hand(x: Tensor, key: Tensor, layer: MixStyle) -> Tensor:
     """The released code's formula, an image and a channel at a time."""
     key = rng.fold(key, layer.place)
     share = kept(rng.fold(key, "share"), len(x), layer.alpha)
-    other = partners(rng.fold(key, "partner"), torch.ones(len(x)) > 0)
+    other = rng.partners(rng.fold(key, "partner"), torch.ones(len(x)) > 0)
     m, s = x.mean((2, 3)).detach(), (x.var((2, 3)) + 1e-6).sqrt().detach()
     rows = []
     for i, j in enumerate(other.tolist()):
@@ -83,7 +83,7 @@ def test_partners_are_drawn_among_the_rows_that_count():
     real = torch.tensor([1, 0, 1, 1, 0]) > 0
     seen: dict[tuple[int, ...], int] = {}
     for k in range(3000):
-        found = partners(rng.key(k), real)
+        found = rng.partners(rng.key(k), real)
         assert sorted(found.tolist()) == [0, 1, 2, 3, 4]
         order = tuple(found[real].tolist())
         seen[order] = seen.get(order, 0) + 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedfleet.assembly import task_setup, user_parts, weights
@@ -86,7 +86,7 @@ class Federated(Loaded):
 
 def federate(x: Loaded, task: Task | None = None, algorithm: Algorithm | None = None) -> Federated:
     """Return the clients of what was loaded, with a task and an algorithm, those given or those configured. Raises ConfigError."""
-    given, config, data = algorithm, x.config, x.data
+    config, data = x.config, x.data
     task = task or task_setup.configured(config, data)
     algorithm = algorithm or task_setup.algorithm(config, task)
     written = frozenset({*x.own, *(here.section for here in places(config))})
@@ -106,18 +106,18 @@ def federate(x: Loaded, task: Task | None = None, algorithm: Algorithm | None = 
     result, summary, z = problem(population), population.summary(), task.init(config.seed)
     weights.check_vocabularies(config, data.names.vocabulary)
     net_advice = task_setup.net_advice(config, task, z, data)
+    cohort_advice: tuple[str, ...] = ()
     if "algorithm" in written:
         config = _as_asked(config, algorithm, z, result)
     elif (
         "size" not in config.cohort.model_fields_set
         and not algorithm.asynchronous
-        and result.clients < config.cohort.size
+        and result.clients < (usual := config.cohort.size)
     ):
-        asks = f"cohort.size: {config.cohort.size} clients are asked a round by default"
-        line = f"{asks}, and there are {result.clients}: all are asked"
-        return replace(
-            federate(replace(x, config=_asking(x.config, result.clients)), task, given), cohort_advice=(line,)
-        )
+        asks = f"cohort.size: {usual} clients are asked a round by default"
+        cohort_advice = (f"{asks}, and there are {result.clients}: all are asked",)
+        config = _asking(config, result.clients)
+        algorithm = task_setup.algorithm(config, task)
     config = with_clients(config, data, dealt, population, asynchronous=algorithm.asynchronous is not None)
     resolve.check_local(config, summary.max_examples)
     if config.warm_start is not None:
@@ -146,6 +146,7 @@ def federate(x: Loaded, task: Task | None = None, algorithm: Algorithm | None = 
         z=z,
         net_advice=net_advice,
         domain_names=getattr(data, "domains", ()) if config.domains.kind == "given" else (),
+        cohort_advice=cohort_advice,
     )
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from fedfleet.algorithms.papers import CORRECTIONS, PAPERS, Paper
+from fedfleet.algorithms.bibtex import Paper
+from fedfleet.algorithms.papers import CORRECTIONS, PAPERS
 from fedfleet.config.schema import SECTIONS
 from fedfleet.files.documents import YAML_BYTES, parse, text_of
 from fedfleet.files.writing import write_text

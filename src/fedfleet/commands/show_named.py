@@ -18,7 +18,8 @@ from pydantic_core import PydanticUndefined
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fedfleet.algorithms.papers import CORRECTIONS, PAPERS, Paper
+from fedfleet.algorithms.bibtex import Paper
+from fedfleet.algorithms.papers import CORRECTIONS, PAPERS
 from fedfleet.algorithms.participation import Correction
 from fedfleet.commands.terminal import table
 from fedfleet.config.checking import model_in, section, unknown

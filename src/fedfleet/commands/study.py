@@ -40,7 +40,7 @@ from fedfleet.simulator.errors import ConfigError, FedfleetError, show
 
 @dataclass(frozen=True)
 class Study:
-    """What is to be run: the trials in their order, the values that vary, the metric to reach, whom labels are compared with."""
+    """A plan: the trials in their order, the values that vary, the metric to reach, the label that others are compared with."""
 
     config: Config
     """With the grid and the seeds in it."""

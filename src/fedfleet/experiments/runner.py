@@ -299,6 +299,8 @@ class Runner:
 
     def _enter_each(self, index: int, result: Measured) -> None:
         """Enter what was measured of every domain, and of every class."""
+        if not (result.domains or result.classes):
+            return
         with self.folder.writing():
             if result.domains:
                 self.folder.tables.add_each("domains", index, result.domains, self.x.domain_names)
@@ -368,7 +370,7 @@ class Runner:
         return result[-1] if result else self.initial or {}
 
     def _summary(self, status: str, error: str | None) -> dict[str, Any]:
-        x, rounds = self.x, self.folder.tables.rounds()
+        x, rounds, clients = self.x, self.folder.tables.rounds(), self.x.population.summary()
         totals = ("floats_up", "floats_down", "bytes_up", "bytes_down", "virtual_s")
         return {
             "status": status,
@@ -389,10 +391,7 @@ class Runner:
             "median_seconds_per_round": statistics.median(rounds["seconds"]) if len(rounds) else None,
             "seconds": self._seconds(),
             "model_floats": T.count(self._model()),
-            "client_examples": {
-                "least": x.population.summary().min_examples,
-                "most": x.population.summary().max_examples,
-            },
+            "client_examples": {"least": clients.min_examples, "most": clients.max_examples},
             "local_steps": {name: n._asdict() for name, n in local_steps(x.algorithm, x.population).items()},
             "bit_exact": self.folder.bit_exact,
             "privacy": None,

@@ -85,7 +85,7 @@ def finals(runs: Sequence[Path]) -> list[str]:
     groups: dict[str, list[tables.Run]] = {}
     by_label: dict[str, list[dict[str, float | None]]] = {}
     for folder in runs:
-        run = tables.read(folder)
+        run = tables.read(folder, ("config.yaml", "classes.parquet"), ("classes",))
         label, worst = str(run.summary.get("label")), traps.worst_recalls([run])
         groups.setdefault(label, []).append(run)
         final = run.section("final") | ({"recall of the worst class": worst[0][1]} if worst else {})

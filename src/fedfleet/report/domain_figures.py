@@ -25,7 +25,7 @@ COSINES = {"mean": "mean cosine", "worst": "least cosine", "variance": "variance
 
 
 class Each(NamedTuple):
-    """What a figure has a line of: a row each of a table, told apart by a column, and what they are called."""
+    """The lines of a figure: a row each of a table, told apart by a column, and what they are called."""
 
     one: str
     several: str

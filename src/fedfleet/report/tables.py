@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,7 @@ import pandas as pd
 
 from fedfleet.files import parquet
 from fedfleet.files.documents import YAML_BYTES, json_of, parse, text_of
-from fedfleet.files.summary import KEPT, MODELS, TOLD, check_files, read_summary
+from fedfleet.files.summary import KEPT, MODELS, TABLES, TOLD, check_files, read_summary
 from fedfleet.report.curves import Curve, at
 from fedfleet.simulator.errors import ConfigError, one_line
 
@@ -21,6 +21,10 @@ Table = dict[str, np.ndarray]  # columns (n,): float64 with nan for null, or str
 COUNTS = ("seconds", "invited", "completed", "stale", "merged_stale", "late", "failed", "unavailable", "client_steps")
 COUNTS += ("floats_up", "floats_down", "bytes_up", "bytes_down", "virtual_s")
 OUTCOMES = ("completed", "stale", "late", "failed", "unavailable")
+
+
+OF_RUNS = tuple(name.removesuffix(".parquet") for name in TABLES)
+"""Tables of a run folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +169,7 @@ def domain_names(groups: Mapping[str, Sequence[Run]]) -> list[str]:
 
 
 def class_names(groups: Mapping[str, Sequence[Run]]) -> list[str]:
-    """What the classes are called, where all runs call them alike; else nothing."""
+    """The names of the classes, where all runs have the same; else nothing."""
     told = {tuple(run.section("examples").get("class_names") or ()) for runs in groups.values() for run in runs}
     return [str(name) for name in told.pop()] if len(told) == 1 else []
 
@@ -238,12 +242,13 @@ def outcome_shares(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray] | None:
     return index, np.stack([np.bincount(at_row, column) / np.bincount(at_row) for column in columns], axis=1)
 
 
-def read(path: Path, checked: Sequence[str] = (*KEPT, *TOLD)) -> Run:
+def read(path: Path, checked: Sequence[str] = (*KEPT, *TOLD), wanted: Collection[str] = OF_RUNS) -> Run:
     """The run folder `path`, of which any file but `rounds.parquet` may be missing that the summary has no digest of.
 
     Args:
         path: of the folder.
         checked: files that are to have the digests in the summary, if it has any; models may be missing.
+        wanted: the tables that are read; others are empty.
 
     Raises:
         ConfigError: a file that is there cannot be read, or one that the summary has a digest of is missing or another; the
@@ -258,6 +263,7 @@ def read(path: Path, checked: Sequence[str] = (*KEPT, *TOLD)) -> Run:
         raise ConfigError(f"{path / 'config.yaml'}: not readable as YAML; mend or remove it ({error})") from None
     algorithm = config.get("algorithm")
     named = _mapping(algorithm).get("name") or _mapping(_mapping(algorithm).get("own")).get("name")
+    found: dict[str, Table] = {name: _table(path / f"{name}.parquet") if name in wanted else {} for name in OF_RUNS}
     return Run(
         path=path,
         label=" ".join(str(summary.get("label") or named or path.name).split()),
@@ -265,13 +271,8 @@ def read(path: Path, checked: Sequence[str] = (*KEPT, *TOLD)) -> Run:
         config_text=config_text,
         environment=_json(path / "environment.json"),
         summary=summary,
-        rounds=_with_totals(_table(path / "rounds.parquet")),
-        phases=_table(path / "phases.parquet"),
-        outcomes=_table(path / "outcomes.parquet"),
-        clients=_table(path / "clients.parquet"),
-        domains=_table(path / "domains.parquet"),
-        classes=_table(path / "classes.parquet"),
-        recall=_table(path / "recall.parquet"),
+        rounds=_with_totals(found.pop("rounds")),
+        **found,
     )
 
 
