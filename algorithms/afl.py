@@ -49,7 +49,7 @@ from fedfleet.algorithms.agnostic import (
     share_of,
     weighted_gradient,
 )
-from fedfleet.algorithms.domain_participation import Remembered
+from fedfleet.algorithms.domain_participation import Remembered, Weighing
 from fedfleet.algorithms.mirror import Ball
 from fedfleet.algorithms.mixture import Dual, DualOptions
 from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalData, Schedule
@@ -203,11 +203,11 @@ def afl(options: AflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
         known = Remembered.nothing(z, len(start)) if how.remembers else None
         return State(z, start, none, z, start, optimizer.init(z), None, known)
 
-    def losses(state: State, rnd: Round, shared: Message) -> tuple[Tensor, Tensor]:
+    def losses(state: State, rnd: Round, shared: Message, weighed: Weighing) -> tuple[Tensor, Tensor]:
         domains = len(state.mixture)
         uniform = torch.full((domains,), 1 / domains, dtype=torch.float64)
         invited = by_shares(rnd, cohort.size, uniform) if single else rnd.invite(cohort.size)
-        invited = how.weighed(rnd, measure, invited, shared=shared)
+        invited = weighed(measure, invited, shared=shared)
         result = rnd.map_reduce(measure, shared=shared, cohort=invited)
         estimator = "single" if single else "ratio" if responds else options.estimator
         return told(result, state, rnd, estimator, how.answers(result, invited))
@@ -217,16 +217,18 @@ def afl(options: AflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
         known_losses = latest_losses(result, state.losses)
         return estimated(result, rnd.problem, known_losses, estimator, answers), known_losses
 
-    def gradients(state: State, mixture: Tensor, rnd: Round, shared: Message) -> tuple[Tree, Reduced, float]:
+    def gradients(
+        state: State, mixture: Tensor, rnd: Round, shared: Message, weighed: Weighing
+    ) -> tuple[Tree, Reduced, float]:
         """Return g_w, what was heard, and for how many clients that stands."""
         if options.gradient == "weighted":
-            drawn = how.weighed(rnd, train, by_shares(rnd, cohort.size, mixture), shared=shared)
+            drawn = weighed(train, by_shares(rnd, cohort.size, mixture), shared=shared)
             result = rnd.map_reduce(train, shared=shared, cohort=drawn)
             answers = how.answers(result, drawn)
             return T.scale(1 / answers, result["g"]), result, answers
         invited = rnd.invite(cohort.size)
         scale = share_of(rnd.problem, invited, mixture).to(T.leaves(state.z)[0].dtype)
-        invited = how.weighed(rnd, train, invited, shared=shared, client_input=scale)
+        invited = weighed(train, invited, shared=shared, client_input=scale)
         result = rnd.map_reduce(train, shared=shared, cohort=invited, client_input=scale)
         answers = how.answers(result, invited)
         if options.estimator == "ratio":
@@ -247,7 +249,8 @@ def afl(options: AflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
         dual = Dual.of(options.dual, of_problem(rnd.problem).examples)
         now, dual_now = rates(dual, rnd.index)
         shared = Message({"z": state.z}, {"local_lr": options.local_lr or now})
-        asked = losses(state, rnd, shared) if options.asks_losses else None
+        weighed = how.weighing(rnd)
+        asked = losses(state, rnd, shared, weighed) if options.asks_losses else None
         answer = dual.best(asked[0]) if responds and asked is not None else None
         known = None
         if state.remembered is not None:
@@ -255,7 +258,7 @@ def afl(options: AflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
             known, known_losses = known_after(state.remembered, state.losses, reduced, rnd.problem)
             g, result = known.gradient(state.mixture, state.z), known.losses
         else:
-            g, heard, answers = gradients(state, state.mixture if answer is None else answer, rnd, shared)
+            g, heard, answers = gradients(state, state.mixture if answer is None else answer, rnd, shared, weighed)
             result, known_losses = told(heard, state, rnd, options.estimator, answers) if asked is None else asked
         gradient, before, moments = Before(g, dual.gradient(result, state.mixture)), None, state.optimizer
         if options.method == "two_sequence":
@@ -277,6 +280,7 @@ def afl(options: AflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
         return averaged(new, rnd), {
             "worst_loss": float(known_losses.nan_to_num(-torch.inf).max()),
             "largest_weight": float(mixture.max()),
+            **weighed.metrics,
         }
 
     def averaged(state: State, rnd: Round) -> State:

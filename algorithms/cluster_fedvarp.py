@@ -82,7 +82,8 @@ def cluster_fedvarp(options: ClusterFedVarpOptions, task: Task, cohort: CohortOp
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
         shared = Message(send={"z": state.z}, config={"lr": options.rates(rnd.index, task.parts)})
-        invited = how.weighed(rnd, train, rnd.invite(cohort.size), shared=shared)
+        weighed = how.weighing(rnd)
+        invited = weighed(train, rnd.invite(cohort.size), shared=shared)
         heard = rnd.map_reduce(train, shared=shared, cohort=invited)["dz"]
         weight, of_all = heard.weight.double(), parts(rnd.problem)
         whole = float(weight.sum())
@@ -96,7 +97,7 @@ def cluster_fedvarp(options: ClusterFedVarpOptions, task: Task, cohort: CohortOp
         d = T.map(step, state.known, heard.value)
         known = T.map(lambda y, v: y.index_copy(0, heard.domain, v.double()), state.known, heard.value)
         z = T.map(lambda z, d: (z.double() + options.global_lr * d).to(z.dtype), state.z, d)
-        return State(z, known), {}
+        return State(z, known), weighed.metrics
 
     chances = how.asks(ratio=False)
     return Algorithm(init, round, (train,), {"global": View(lambda state: state.z)}, chances=chances)

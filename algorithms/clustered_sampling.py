@@ -166,7 +166,8 @@ def clustered_sampling(options: SamplingOptions, task: Task, cohort: CohortOptio
             return drawn_of(bins(groups(rows, examples, number), examples, number), u)
 
         shared = Message(send={"z": z}, config={"lr": options.rates(rnd.index, task.parts)})
-        invited = how.weighed(rnd, train, rnd.draw(cohort.size, clients), shared=shared)
+        weighed = how.weighing(rnd)
+        invited = weighed(train, rnd.draw(cohort.size, clients), shared=shared)
         result = rnd.map_reduce(train, shared=shared, cohort=invited)
         mean = result["z"].mean() if similar else result["z"]
         last = state.last
@@ -176,9 +177,11 @@ def clustered_sampling(options: SamplingOptions, task: Task, cohort: CohortOptio
             sent = T.index(result["z"].of(trainable).stacked(), places)
             last = T.map(lambda old, new, start: old.index_copy(0, heard, new - start), last, sent, trainable(z))
         if how.kind == "none":
-            return State(mean, last), {}
+            return State(mean, last), weighed.metrics
         share = float(result.unit.sum()) / how.answers(result, invited)
-        return State(carried(T.axpy(share, T.sub(trainable(mean), trainable(z)), trainable(z)), mean), last), {}
+        return State(
+            carried(T.axpy(share, T.sub(trainable(mean), trainable(z)), trainable(z)), mean), last
+        ), weighed.metrics
 
     chances = how.asks(ratio=False)
     return Algorithm(init, round, (train,), {"global": View(lambda state: state.z)}, buffers=True, chances=chances)

@@ -51,14 +51,9 @@ class ChanceCorrection(ByName):
         """Whether clients keep their last answers."""
         return self.kind not in ("none", "known_p")
 
-    def weighed(
-        self, rnd: Round, phase: Phase, cohort: Cohort, *, shared: Message, client_input: Tree = None
-    ) -> Cohort:
-        """Return a cohort whose answers count as much as they have to."""
-        if self.kind != "known_p":
-            return cohort
-        weights, _ = inverse_chances(rnd, phase, self.cap, shared=shared, cohort=cohort, client_input=client_input)
-        return replace(cohort, weights=weights)
+    def weighing(self, rnd: Round) -> Weighing:
+        """Return what weighs the cohorts of a round."""
+        return Weighing(self, rnd)
 
     def asks(self, ratio: bool) -> Literal["relative", "absolute"] | None:
         """Return how the clients' chances have to be known, as ``Algorithm.chances``; for ratios up to a factor."""
@@ -71,6 +66,28 @@ class ChanceCorrection(ByName):
     def changed(self, phase: Phase) -> Phase:
         """Return a phase whose answers it weighs."""
         return replace(phase, dated=True, reweighted=True) if self.kind == "known_p" else phase
+
+
+class Weighing:
+    """The cohorts of one round, weighed by their clients' chances.
+
+    Attributes:
+        metrics: "capped", the clients invited whose 1/p_i was cut; nothing where no chances are used.
+
+    """
+
+    def __init__(self, how: ChanceCorrection, rnd: Round):
+        self._how, self._round = how, rnd
+        self.metrics: dict[str, float] = {"capped": 0.0} if how.kind == "known_p" else {}
+
+    def __call__(self, phase: Phase, cohort: Cohort, *, shared: Message, client_input: Tree = None) -> Cohort:
+        """Return a cohort whose answers count as much as they have to."""
+        if self._how.kind != "known_p":
+            return cohort
+        asked = {"shared": shared, "cohort": cohort, "client_input": client_input}
+        weights, capped = inverse_chances(self._round, phase, self._how.cap, **asked)
+        self.metrics["capped"] += capped
+        return replace(cohort, weights=weights)
 
 
 class DomainCorrection(ChanceCorrection):

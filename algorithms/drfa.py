@@ -168,12 +168,13 @@ def drfa(options: DrfaOptions, task: Task, cohort: CohortOptions) -> Algorithm:
             client_input = share_of(rnd.problem, invited, state.mixture).to(T.leaves(state.z)[0].dtype)
             of = float(rnd.problem.clients)
         shared = Message({"z": state.z}, {"lr": lr, "snapshot_at": at})
-        invited = how.weighed(rnd, train, invited, shared=shared, client_input=client_input)
+        weighed = how.weighing(rnd)
+        invited = weighed(train, invited, shared=shared, client_input=client_input)
         result = rnd.map_reduce(train, shared=shared, cohort=invited, client_input=client_input)
         objective, share = task.objectives["train"], of / how.answers(result, invited)
         z, snapshot = (ball.step(objective, state.z, lr * share, result[slot]) for slot in ("total", "snapshot"))
         shared = Message({"z": snapshot})
-        invited = how.weighed(rnd, measure, rnd.invite(cohort.size), shared=shared)
+        invited = weighed(measure, rnd.invite(cohort.size), shared=shared)
         heard = rnd.map_reduce(measure, shared=shared, cohort=invited)
         known_losses = latest_losses(heard, state.losses)
         answers = how.answers(heard, invited)
@@ -182,7 +183,7 @@ def drfa(options: DrfaOptions, task: Task, cohort: CohortOptions) -> Algorithm:
         mixture = dual.step(state.mixture, dual.gradient(losses, state.mixture), gamma)
         mixture = options.lambda_floor + (1 - len(mixture) * options.lambda_floor) * mixture
         new = averaged(State(z, mixture, known_losses, state.z_mean), rnd)
-        return new, {"largest_weight": float(mixture.max())}
+        return new, {"largest_weight": float(mixture.max()), **weighed.metrics}
 
     def averaged(state: State, rnd: Round) -> State:
         """Return the state whose mean counts the model once more, as also after a round that nobody has answered."""

@@ -286,3 +286,21 @@ def test_chances_that_are_drawn_are_those_that_are_told():
     p = model.chance(clients, now, now)
     sums = torch.stack([(model.online(rng.fold(key, t), clients, now) / p).sum() for t in range(2000)])
     assert abs(float(sums.mean()) - 2) < 4 * float(sums.std()) / 2000**0.5
+
+
+def test_chances_below_the_bound_are_counted(subtests):
+    """Of two clients online with chances 0.9 and 0.3 one is cut at 1/p = 2, each time that it is asked."""
+    cut = {"correction": {"kind": "known_p", "cap": 2.0}}
+    rows: list[tuple[str, dict[str, Any], float]] = [
+        ("afl", {**SMALL, "batch_size": None}, 1),
+        ("afl", {**SMALL, "batch_size": None, "gradient": "weighted"}, 2),
+        ("drfa", {"steps": 2, "weighting": "importance"}, 2),
+        ("cluster_fedvarp", {"steps": 1}, 1),
+        ("afl", {**SMALL, "batch_size": None, "correction": "known_p"}, 0),
+    ]
+    for name, options, count in rows:
+        with subtests.test(f"{name}, {options}"):
+            made = build(name, TOY.task, CohortOptions(size=2), **{**cut, **options})
+            federation = Federation(availability=Scripted([(0, 1)] * 2, P))
+            (record,) = records(made, TOY, 1, federation=federation)
+            assert record.metrics["capped"] == count
