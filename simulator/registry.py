@@ -33,7 +33,7 @@ YEAR = re.compile(r"\b(19|20)\d\d\b|arXiv")
 class Options(BaseModel):
     """A section of a configuration: unknown keys are errors, values are checked."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class ByPath(Options):

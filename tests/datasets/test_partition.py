@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
+from fedfleet.commands.docstrings import described
 from fedfleet.datasets import partition
 from fedfleet.datasets.partition import Partition
 from fedfleet.datasets.partition_config import PARTITIONS, PartitionConfig
@@ -281,7 +282,7 @@ def test_configuration_refuses(subtests):
 
 def test_every_setting_says_what_it_is():
     for entry in PARTITIONS.values():
-        assert all(field.description for field in entry.options.model_fields.values())
+        assert all(described(entry.options, name) for name in entry.options.model_fields)
 
 
 @pytest.mark.parametrize(

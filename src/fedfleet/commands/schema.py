@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import Any
 
+from fedfleet.commands.docstrings import WithDocstrings
 from fedfleet.commands.paper import PaperTable
 from fedfleet.config.schema import SCHEMA_VERSION, Config
 
@@ -24,7 +25,7 @@ Schema = dict[str, Any]
 
 def config() -> Schema:
     """Return the schema of a configuration."""
-    root = Config.model_json_schema()
+    root = Config.model_json_schema(schema_generator=WithDocstrings)
     defs: dict[str, Schema] = root.pop("$defs")
     root["properties"]["schema_version"]["const"] = SCHEMA_VERSION
     _with_overrides(root, defs)
@@ -33,7 +34,7 @@ def config() -> Schema:
 
 def table() -> Schema:
     """Return the schema of a table, what ``fedfleet paper`` takes."""
-    result = PaperTable.model_json_schema()
+    result = PaperTable.model_json_schema(schema_generator=WithDocstrings)
     return _finished("table", result, result.pop("$defs", {}))
 
 

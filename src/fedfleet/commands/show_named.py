@@ -21,6 +21,7 @@ from rich.text import Text
 from fedfleet.algorithms.bibtex import Paper
 from fedfleet.algorithms.papers import CORRECTIONS, PAPERS
 from fedfleet.algorithms.participation import Correction
+from fedfleet.commands.docstrings import described
 from fedfleet.commands.terminal import table
 from fedfleet.config.checking import model_in, section, unknown
 from fedfleet.config.plugins import OPTIONS, options_of
@@ -225,7 +226,7 @@ def fields(options: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, st
     """Yield every option, those of nested sections below them: dotted name, type, default, line."""
     for name, field in options.model_fields.items():
         inner = model_in(field.annotation)
-        line = " ".join((field.description or (_sentence(inner) if inner else "")).replace("``", "").split())
+        line = " ".join((described(options, name) or (_sentence(inner) if inner else "")).replace("``", "").split())
         default = "" if inner and isinstance(field.default, BaseModel) else _default(field)
         yield f"{prefix}{name}", _type(field), default, line
         if inner is not None:
