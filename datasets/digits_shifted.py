@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedfleet.datasets.digits import published
 from fedfleet.datasets.examples import Dataset, Examples
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.signals import imported
@@ -38,11 +39,8 @@ KEY = rng.fold(rng.key(0), "digits_shifted")
 
 def load(folder: Path, *, target: str) -> Dataset:
     """Return the digits for a target: float32 (n, 1, 8, 8); `folder` is not read."""
-    load_digits = imported("sklearn.datasets").load_digits  # here, for scikit-learn takes a second
-
-    pixels, labels = load_digits(return_X_y=True)
-    images = torch.from_numpy(pixels).reshape(-1, 1, 8, 8) / 16
-    y = torch.from_numpy(labels).long()
+    pixels, y = published()
+    images = pixels.double().reshape(-1, 1, 8, 8) / 16
     parts = rng.permutation(rng.fold(KEY, "deal"), len(y)).tensor_split(PARTS)
     shifts = (*SOURCES[target], target)
     train, test = (

@@ -34,6 +34,7 @@ from torch import Tensor
 from fedfleet.datasets import blending, examples, glyphs, resampling, strokes
 from fedfleet.datasets.blending import blended, package_photographs, patches, silhouettes
 from fedfleet.datasets.cached_arrays import Arrays, code, digest_of, kept, versions
+from fedfleet.datasets.digits import published
 from fedfleet.datasets.examples import Dataset, Examples, joined
 from fedfleet.datasets.files import broken
 from fedfleet.datasets.glyphs import package_faces, rendered
@@ -115,11 +116,9 @@ def mnist_domains(
 
 def optical_domain(path: Path, key: rng.Key) -> tuple[Examples, Examples]:
     """Return UCI's optical digits from a file: those that are not in scikit-learn, and those that are."""
-    from sklearn.datasets import load_digits  # here, for scikit-learn takes a second to import
-
     numbers, y = table(path, OPTICAL)
-    known, _ = load_digits(return_X_y=True)
-    tests = set(map(bytes, known.astype(np.uint8)))
+    known, _ = published()
+    tests = set(map(bytes, known.numpy()))
     is_test = torch.tensor([bytes(row) in tests for row in numbers.numpy()])
     if int(is_test.sum()) != len(known):
         raise broken(path, f"has {int(is_test.sum())} of the {len(known)} digits of UCI's test part", OPTICAL.site)

@@ -94,8 +94,8 @@ def fresh_settings() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
         stack.callback(torch.set_default_dtype, dtype)
         stack.callback(_precision_again, *_full_precision())
-        torch.use_deterministic_algorithms(mode=False)
-        stack.callback(torch.use_deterministic_algorithms, strict, warn_only=warns)
+        _deterministic(strict=False, warns=False)
+        stack.callback(_deterministic, strict=strict, warns=warns)
         for module, name in FLAGS:
             stack.callback(_flag_again, module, name, getattr(module, name))
         stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
@@ -112,6 +112,13 @@ def _without_saving_hooks(stack: ExitStack) -> None:
     while (top := hooks._top_saved_tensors_default_hooks(True)) is not None:
         hooks._pop_saved_tensors_default_hooks()
         stack.callback(hooks._push_saved_tensors_default_hooks, *top)
+
+
+def _deterministic(*, strict: bool, warns: bool) -> None:
+    """Set deterministic algorithms, if they are not so: torch imports its compiler for it, which takes seconds."""
+    now = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if now != (strict, warns):
+        torch.use_deterministic_algorithms(strict, warn_only=warns)
 
 
 def _flag_again(module: object, name: str, value: object) -> None:
