@@ -13,7 +13,7 @@ from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.errors import ClientError, one_line
 from fedfleet.simulator.executors.base import Job
 from fedfleet.simulator.executors.cluster import R, loads, ray, share_tensors
-from fedfleet.simulator.executors.fingerprint import LoadedModules, Place, of_process, unread
+from fedfleet.simulator.executors.fingerprint import LoadedModules, Place, of_process, to_load, unread
 from fedfleet.simulator.executors.local_channel import Line, Offer
 from fedfleet.simulator.executors.worker import prepare
 from fedfleet.simulator.signals import deaf
@@ -52,13 +52,14 @@ class ClientActor:
         self._place = self._take(setup)
 
     def _take(self, setup: list[Any]) -> Place:
-        """Take what a run needs; where this node lacks something for it, what is returned says so."""
+        """Take what a run needs, the setup and names of modules; where this node lacks something for it, what is returned says so."""
         node, mine, has = ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), self._has()
         try:
             result: Setup = ray.get(setup[0])
         except R.RaySystemError as e:  # it cannot be read, as where a module is not there
             return Place(node, has, _cause(e), mine)
         self._loaded = LoadedModules()  # another driver knows of none
+        has |= to_load(setup[1:])  # some only once client code is called
         has |= self._loaded.new()  # by now those that the setup names are loaded
         try:
             has |= result.read_here()

@@ -11,7 +11,7 @@ import os
 import platform
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
@@ -87,15 +87,25 @@ def source(folder: Path) -> str:
     return f"sha256 {result.hexdigest()[:SHORT]}"
 
 
+_first_seen: dict[str, tuple[object, str]] = {}
+"""The digest of each module's file as it was first looked at, and the module's spec, which a reload replaces."""
+
+
 def of_modules() -> dict[str, str]:
-    """Return a digest of each module that is loaded and neither installed nor fedfleet's: code of authors, a copy on each node."""
+    """Return a digest of each module that is loaded and neither installed nor fedfleet's: code of authors, a copy on each node.
+
+    A file that is edited while a process runs is not what that process has loaded, so the first digest stays.
+    """
     result = {}
     for name, module in sorted(sys.modules.items()):
-        file = getattr(module, "__file__", None)
+        file, spec = getattr(module, "__file__", None), getattr(module, "__spec__", None)
         if isinstance(file, str) and file.endswith(CODE) and name.partition(".")[0] not in ELSEWHERE:
             with suppress(OSError):
                 if _is_authors(file):
-                    result[f"{MODULE}{name}"] = _digest(file)
+                    seen = _first_seen.get(name)
+                    if seen is None or seen[0] is not spec:
+                        _first_seen[name] = seen = (spec, _digest(file))
+                    result[f"{MODULE}{name}"] = seen[1]
     return result
 
 
@@ -123,6 +133,13 @@ def _digest_of(file: str, mtime_ns: int, size: int) -> str:
     return f"sha256 {hashlib.sha256(Path(file).read_bytes()).hexdigest()[:SHORT]}"
 
 
+def to_load(names: Iterable[str]) -> dict[str, str]:
+    """Return a digest of each of the author's modules that this process would load; of one that it cannot find, none."""
+    loaded = of_modules()
+    found = ((name, loaded.get(name) or on_path(name.removeprefix(MODULE))) for name in names)
+    return {name: digest for name, digest in found if digest is not None}
+
+
 def on_path(name: str) -> str | None:
     """Return the digest of the module that this process would load by a name, which it does not load; None where there is none."""
     result = _spec(name)
@@ -133,11 +150,15 @@ def on_path(name: str) -> str | None:
 
 def _spec(name: str) -> ModuleSpec | None:
     """Find a module in its package, and that in its own, without loading any."""
-    above, _, _ = name.rpartition(".")
-    package = _spec(above) if above else None
-    if above and (package is None or package.submodule_search_locations is None):
-        return None
-    return PathFinder.find_spec(name, None if package is None else package.submodule_search_locations)
+    places, result = sys.path, None
+    for part in name.split("."):
+        if places is None or (result := PathFinder.find_spec(part, places)) is None:
+            return None
+        if result.origin is None:  # a folder without __init__.py, whose places Python knows only once it is loaded
+            places = [os.path.join(at, part) for at in places]
+        else:
+            places = result.submodule_search_locations
+    return result
 
 
 class LoadedModules:
@@ -175,12 +196,21 @@ class Fingerprint:
     def __init__(self, mine: Mapping[str, str], events: list[dict[str, Any]], *, allow: bool):
         self._wanted, self._events, self._allow = dict(mine), events, allow
         self._said: set[tuple[str, str]] = set()  # nodes, and in what they differ
+        self._loaded = LoadedModules()
+
+    def modules(self) -> list[str]:
+        """Return the names of the author's modules that a process has loaded so far; a worker that comes tells what it would load."""
+        self._note()
+        return [name for name in self._wanted if name.startswith(MODULE)]
+
+    def _note(self) -> None:
+        """Take note of modules that the driver has loaded since."""
+        self._wanted = {**self._loaded.new(), **self._wanted}
 
     def fault(self, place: Place) -> str | None:
         """Return in one line why a worker is not taken; None where it is."""
         lacking = [name for name in place.has if name not in self._wanted]
-        if lacking:
-            self._wanted = {**of_modules(), **self._wanted}
+        self._note()
         for name in lacking:
             if name not in self._wanted and name.startswith(MODULE) and (here := on_path(name.removeprefix(MODULE))):
                 self._wanted[name] = here

@@ -94,14 +94,18 @@ class RayExecutor:
             if self._opened is None:
                 self._opened = self._new_pool()
             else:
-                self._pool.renew(lambda actor: actor.renew.remote([self._setup]))
+                self._pool.renew(lambda actor: actor.renew.remote(self._given()))
         self._pool.start()
+
+    def _given(self) -> list[Any]:
+        """Return what an actor is given: the setup, and the names of the author's modules that other processes have loaded."""
+        return [self._setup, *self._likeness.modules()]
 
     def _new_pool(self) -> Pool:
         nodes = None if self._address is None else look(self.pool_spec.need)
         watched = Vitals() if self._started_ray else None
         fault = lambda place: self._likeness.fault(place)  # noqa: E731, which another run has another of
-        pool = self.pool_spec.pool(lambda: [self._setup], self.events, fault, watched, nodes)
+        pool = self.pool_spec.pool(self._given, self.events, fault, watched, nodes)
         if nodes is not None:
             sentries = None if self._silent_s is None else Heartbeats(self._silent_s)
             tell = lambda result: pool.event_queue.ring(partial(self._heed, result))  # noqa: E731

@@ -138,7 +138,7 @@ def _in_tasks(
             job = under_way.pop(ready[0])
             try:
                 error, place = ray.get(ready[0])
-                if error is None and mine is not None and (error := _unlike(fingerprint, place)) is not None:
+                if error is None and (error := _unlike(fingerprint, place)) is not None:
                     _undo(job.folder)
             except ray.exceptions.RayError as e:  # pyright: ignore[reportAttributeAccessIssue]
                 error = f"its process died ({one_line(e)}): if memory ran out, lower --jobs"

@@ -89,7 +89,7 @@ def test_modules_of_authors_are_told_by_what_they_hold_and_no_others(tmp_path, m
     path = tmp_path / "a_net_of_mine.py"
     path.write_text("WIDTH = 3\n")
     monkeypatch.syspath_prepend(tmp_path)
-    importlib.import_module("a_net_of_mine")
+    module = importlib.import_module("a_net_of_mine")
     try:
         found = of_modules()
         name = "module a_net_of_mine"
@@ -97,7 +97,9 @@ def test_modules_of_authors_are_told_by_what_they_hold_and_no_others(tmp_path, m
         assert not [
             k for k in found if k.split()[1].partition(".")[0] in ("fedfleet", "torch", "json", "ray", "__main__")
         ]
-        path.write_text("WIDTH = 4\n")
+        path.write_text("WIDTH = 4  # since it was loaded\n")
+        assert of_modules()[name] == found[name]
+        importlib.reload(module)
         assert {k for k, v in of_modules().items() if found.get(k) != v} == {name}
         mine = Fingerprint(MINE, [], allow=False)
         assert mine.fault(Place("a", {**MINE, **of_modules()})) is None
@@ -166,6 +168,33 @@ def test_what_no_process_of_the_drivers_has_loaded_is_compared_with_its_file(laz
     between = Fingerprint(MINE, [], allow=False)  # of workers, where the driver has none
     assert between.fault(Place("a", {"module nobody_has_it": "sha256 one"})) is None
     assert "here sha256 one" in str(between.fault(Place("b", {"module nobody_has_it": "sha256 other"})))
+
+
+def test_a_worker_that_comes_tells_what_it_would_load_of_modules_that_others_have(tmp_path, lazy, monkeypatch):
+    inner = f"{LAZY}s.inner"
+    mine = Fingerprint(MINE, [], allow=False)
+    assert f"module {LAZY}" not in mine.modules()
+    importlib.import_module(LAZY)
+    mine.fault(Place("a", {**MINE, f"module {inner}": "sha256 other", "module nobody_has_it": "sha256 one"}))
+    names = mine.modules()
+    assert {f"module {LAZY}", f"module {inner}", "module nobody_has_it"} <= {*names}
+    here = on_path(LAZY)
+    lazy.write_text("WIDTH = 4  # on that node\n")
+    del sys.modules[LAZY]
+    without_ray(monkeypatch)
+    place = object.__new__(ClientActor)._take([on_disk(disk(tmp_path)), *names])
+    assert place.has[f"module {LAZY}"] == on_path(LAZY) != here
+    assert place.has[f"module {inner}"] == on_path(inner)
+    assert "module nobody_has_it" not in place.has
+    assert f"module {LAZY}: {on_path(LAZY)}, here {here}" in str(mine.fault(place))
+
+
+def test_a_module_of_folders_that_are_no_packages_is_found(tmp_path, monkeypatch):
+    (tmp_path / "a_folder_of_mine" / "below").mkdir(parents=True)
+    (tmp_path / "a_folder_of_mine" / "below" / "net.py").write_text("WIDTH = 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert str(on_path("a_folder_of_mine.below.net")).startswith("sha256 ")
+    assert {*map(on_path, ("a_folder_of_mine", "a_folder_of_mine.net", "a_folder_of_mine.below.net.x"))} == {None}
 
 
 def test_a_digest_of_source_tells_files_their_names_and_what_they_hold(tmp_path):
@@ -354,6 +383,33 @@ def test_a_module_that_is_another_on_a_node_is_seen_though_it_comes_late(tmp_pat
     assert x.run(out).summary["bit_exact"] is False
     (event,) = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     assert event["differs"] == {f"module {LAZY}": [on_path(LAZY), "sha256 other"]}
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_an_actor_that_joins_after_the_driver_loaded_another_module_is_not_taken(tmp_path, cluster, monkeypatch, lazy):
+    folder, elsewhere = disk(tmp_path), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / f"{LAZY}.py").write_text("WIDTH = 4\n")
+
+    class Behind(ClientActor):
+        def _take(self, setup):
+            sys.path.insert(0, str(elsewhere))
+            return super()._take(setup)
+
+    class Joining(fedfleet.Callback):
+        def start(self, run):
+            importlib.import_module(LAZY)
+            made[0]._pool.replace(made[0]._pool.slots[0])
+
+    made = []
+    monkeypatch.setattr(pool_spec, "ClientActor", Behind)
+    x = experiment(folder, monkeypatch)
+    make = x.executor
+    monkeypatch.setattr(x, "executor", lambda: made.append(make()) or made[-1])
+    text = refused(lambda: x.run(tmp_path / "run", Joining()), "executor: node ", FedfleetError)
+    assert f"module {LAZY}: " in text
+    assert f", here {on_path(LAZY)}" in text
 
 
 @pytest.mark.ray
