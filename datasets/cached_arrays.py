@@ -11,11 +11,10 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
 from torch import Tensor
 
 from fedfleet.datasets.files import absent, broken, cache_dir, whole
+from fedfleet.files import tensors
 
 Arrays = Mapping[str, Tensor]
 
@@ -24,16 +23,16 @@ def kept(name: str, of: Mapping[str, str], make: Callable[[], Arrays]) -> Arrays
     """Return what `make` gives, from the cache if it is there already.
 
     `of` says all that decides the arrays: digests of code and of files, versions of packages. Its digest is part of the file's
-    name, so that what was made otherwise is never taken. Where nothing can be kept it is made again.
+    name, so that what was made otherwise is never taken. What is damaged, or cannot be kept, is made again.
     """
     digest = hashlib.sha256(json.dumps(dict(of), sort_keys=True).encode()).hexdigest()[:16]
     path = cache_dir() / "made" / f"{name}-{digest}.safetensors"
-    with suppress(OSError, SafetensorError):
-        return load_file(path)
+    with suppress(*tensors.UNREADABLE):
+        return tensors.read(path)
     print(f"fedfleet: making {name}, once, to keep it as {path}", file=sys.stderr)
     arrays = make()
-    with suppress(OSError, SafetensorError), whole(path) as file:
-        file.write(save(dict(arrays)))
+    with suppress(*tensors.UNREADABLE), whole(path) as file:
+        file.write(tensors.dumped(arrays))
     return arrays
 
 

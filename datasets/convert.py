@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fedfleet.datasets.disk import CLIENTS, EXAMPLES, TEST_CLIENTS, TEST_DOMAINS, TOTALS, Totals, columns
+from fedfleet.datasets.disk import CLIENTS, EXAMPLES, TEST_CLIENTS, TEST_DOMAINS, TOTALS, Totals, columns, spaced_digest
 from fedfleet.datasets.example_table import USUAL, Columns, ExampleTable, Layout, kind
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.names import NO_NAMES, Names
@@ -155,8 +155,9 @@ def finish(
         class_names=list(names.classes),
         features=list(names.features),
         file_bytes={name: (folder / name).stat().st_size for name in beside},
+        sha256={name: spaced_digest(folder / name) for name in beside},
     )
-    (folder / TOTALS).write_text(totals.model_dump_json(indent=2), encoding="utf-8")
+    (folder / TOTALS).write_text(totals.sealed().model_dump_json(indent=2), encoding="utf-8")
     return totals
 
 

@@ -31,6 +31,7 @@ from fedfleet.datasets.examples import Examples, FederatedDataset, fixed_draw
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.names import Names
 from fedfleet.datasets.vocabulary import VOCABULARY, read_vocabulary
+from fedfleet.files.writing import check_regular
 from fedfleet.simulator.errors import one_line
 from fedfleet.simulator.population import LocalData, Summary, joined_rows, padded_rows
 from fedfleet.simulator.registry import Options
@@ -68,6 +69,15 @@ class Totals(BaseModel):
     class_names: list[str] = []
     features: list[str] = []
     file_bytes: dict[str, int]
+    sha256: dict[str, str] = {}
+    """Digests of the files beside it, each of up to 64 MiB, evenly spaced."""
+    digest: str = ""
+    """Of all the rest; a folder of an earlier release has none."""
+
+    def sealed(self) -> Totals:
+        """Return the same with its digest."""
+        said = self.model_dump_json(exclude={"digest"})
+        return self.model_copy(update={"digest": hashlib.sha256(said.encode()).hexdigest()})
 
 
 @dataclass(frozen=True)
@@ -153,13 +163,7 @@ class DiskPopulation:
         """Return where the folder is and a digest of its files, of each up to 64 MiB, evenly spaced. Raises OSError."""
         result = hashlib.sha256((self.folder / TOTALS).read_bytes())
         for name in (CLIENTS, EXAMPLES, *([TEST_DOMAINS] if (self.folder / TEST_DOMAINS).exists() else [])):
-            with (self.folder / name).open("rb") as file:
-                size = file.seek(0, 2)
-                count = min(PIECES, -(-size // PIECE))
-                result.update(f"{name} {size}".encode())
-                for i in range(count):
-                    file.seek((size - PIECE) * i // (count - 1) if count > 1 else 0)
-                    result.update(file.read(PIECE))
+            result.update(f"{name} {spaced_digest(self.folder / name)}".encode())
         return f"{self.folder} sha256 {result.hexdigest()[:12]}"
 
     def to(self, device: torch.device) -> DiskPopulation:
@@ -245,15 +249,33 @@ def token_type(words: int) -> np.dtype[Any]:
     return np.dtype(np.int16 if words <= 1 << 15 else np.int32)
 
 
+def spaced_digest(path: Path) -> str:
+    """Return a digest of a file: of its length, and of up to 64 MiB of it, evenly spaced. Raises OSError."""
+    check_regular(path.stat())
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        count = min(PIECES, -(-size // PIECE))
+        result = hashlib.sha256(f"{size}".encode())
+        for i in range(count):
+            file.seek((size - PIECE) * i // (count - 1) if count > 1 else 0)
+            result.update(file.read(PIECE))
+    return result.hexdigest()
+
+
 def read_totals(folder: Path) -> Totals:
     """Read `population.json` and see that the files beside it are as long as they were made. Raises DataError."""
     path = folder / TOTALS
     again = f"make one with `fedfleet convert IN.parquet {folder}`"
     try:
         totals = Totals.model_validate_json(path.read_bytes(), strict=True)
+        if totals.digest and totals != totals.sealed():
+            raise DataError(f"{path}: damaged or changed since it was made: copy it again, or {again}")
         for name, wanted in totals.file_bytes.items():
             if (result := (folder / name).stat().st_size) != wanted:
                 raise DataError(f"{folder / name}: {result} of {wanted} bytes: copy it again, or {again}")
+        for name in totals.file_bytes.keys() & totals.sha256.keys():
+            if spaced_digest(folder / name) != totals.sha256[name]:
+                raise DataError(f"{folder / name}: damaged or changed since it was made: copy it again, or {again}")
     except OSError as e:
         problem = f"{e.filename or path}: {e.strerror}"
         raise DataError(f"{folder}: not a whole folder of clients ({problem}): {again}") from None
@@ -265,6 +287,7 @@ def read_totals(folder: Path) -> Totals:
 def mapped(path: Path) -> dict[str, NDArray[Any]]:
     """Map the columns of an IPC file of one record batch, but for `client`. Raises DataError."""
     with _reading(path):
+        check_regular(path.stat())
         return columns(np.memmap(path, mode="r"))
 
 

@@ -14,10 +14,9 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from fedfleet.files import tensors
 from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.population import decode
 from fedfleet.simulator.registry import Options
@@ -102,9 +101,7 @@ def prepared(options: ScorerOptions, x: Tensor, y: Tensor, classes: int, say: Ca
         if not _kept(made, path):
             say(f"training a classifier ({options.net}) on {len(x):,} images to score generated ones by; once")
             _train(made, options, x, y, say)
-            scratch = path.with_suffix(".part")
-            save_file({k: v.cpu().contiguous() for k, v in made.state_dict().items()}, scratch)
-            scratch.replace(path)
+            tensors.write(path, made.state_dict())
             _kept(made.cpu(), path)
     weights = digest("", dict(made.state_dict()))[:12]  # trained elsewhere, or again, they are others
     made.about = f"a classifier trained here ({name}, weights {weights})"
@@ -114,8 +111,8 @@ def prepared(options: ScorerOptions, x: Tensor, y: Tensor, classes: int, say: Ca
 def _kept(made: Scorer, path: Path) -> bool:
     """Load what an earlier run has kept; say whether there was anything that fits."""
     try:
-        made.load_state_dict(load_file(path))
-    except (OSError, SafetensorError, RuntimeError):
+        made.load_state_dict(tensors.read(path))
+    except (*tensors.UNREADABLE, RuntimeError):
         return False
     return True
 

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
+from fedfleet.files import tensors as files
 from fedfleet.files.writing import check_regular
 from fedfleet.simulator.errors import ConfigError, one_line
 
@@ -24,16 +23,19 @@ PICKLED = (".pt", ".pth", ".bin")
 def read_weights(path: str | Path, said: str) -> dict[str, Tensor]:
     """Return the tensors of a file by name. Raises ConfigError, which begins with what is ``said``."""
     path = file_of(path)
+    if path.suffix not in PICKLED:
+        try:
+            return files.read(path)
+        except files.UNREADABLE as e:
+            raise ConfigError(
+                f"{said}: not a readable safetensors file ({one_line(e)}): give a model.safetensors of an earlier run, or a "
+                f"state_dict in safetensors or .pt"
+            ) from None
     try:
         check_regular(path.stat())
-        if path.suffix not in PICKLED:
-            return load_file(path)
         result = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, SafetensorError) as e:
-        raise ConfigError(
-            f"{said}: not a readable safetensors file ({one_line(e)}): give a model.safetensors of an earlier run, or a "
-            f"state_dict in safetensors or .pt"
-        ) from None
+    except OSError as e:
+        raise ConfigError(f"{said}: cannot be read ({one_line(e)}): give a state_dict in safetensors or .pt") from None
     except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError) as e:
         raise ConfigError(
             f"{said}: no file of weights alone ({one_line(e)[:120]}): write it with torch.save(net.state_dict(), …)"
@@ -75,13 +77,12 @@ def vocabulary_of(path: str | Path) -> str | None:
     """Return the digest of the vocabulary by which the weights in a file read texts, where the file says one."""
     path = file_of(path)
     try:
-        check_regular(path.stat())
         if path.suffix in PICKLED:
+            check_regular(path.stat())
             said = getattr(torch.load(path, map_location="cpu", weights_only=True, mmap=True), "_metadata", {})
         else:
-            with safe_open(path, "pt") as file:
-                said = {OURS: file.metadata() or {}}
-    except (OSError, SafetensorError, pickle.UnpicklingError, RuntimeError, ValueError, EOFError):
+            said = {OURS: files.about(path)}
+    except (*files.UNREADABLE, pickle.UnpicklingError, RuntimeError, EOFError):
         return None  # read_weights says what is wrong with it
     ours = said.get(OURS) if isinstance(said, Mapping) else None
     mark = ours.get(MARK) if isinstance(ours, Mapping) else None

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fedfleet.assembly import onnx_file, task_setup
@@ -21,7 +19,8 @@ from fedfleet.config.schema import Config
 from fedfleet.config.trust import check as check_trusted
 from fedfleet.config.user_data import Data
 from fedfleet.datasets.vocabulary import VOCABULARY, Vocabulary
-from fedfleet.files.writing import check_regular, whole
+from fedfleet.files import tensors as files
+from fedfleet.files.writing import whole
 from fedfleet.simulator.algorithm import Task
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.tree import Tree
@@ -112,12 +111,12 @@ def save_state_dict(net: nn.Module, path: Path, about: Mapping[str, str]) -> Pat
     state = net.state_dict()
     tensors = {name: leaf.detach().clone(memory_format=apart) for name, leaf in state.items()}
     try:
-        with whole(path) as scratch:
-            if path.suffix == ".pt":
+        if path.suffix == ".pt":
+            with whole(path) as scratch:
                 torch.save(marked(tensors, getattr(state, "_metadata", {}), about), scratch)
-            else:
-                save_file(tensors, scratch, dict(about))
-    except (OSError, RuntimeError, SafetensorError) as e:
+        else:
+            files.write(path, tensors, about)
+    except (*files.UNREADABLE, RuntimeError) as e:
         raise FedfleetError(
             f"{path}: cannot be written ({one_line(e)}): give a file in a folder you may write to"
         ) from None
@@ -141,9 +140,8 @@ def with_weights(folder: Path, file: str, task: Task) -> nn.Module:
         raise ConfigError(f"{folder}: its task is of no single net: read {file} with safetensors.torch.load_file")
     net: nn.Module = make()
     try:
-        check_regular((folder / file).stat())
-        result = load_file(folder / file)
-    except (OSError, SafetensorError) as e:
+        result = files.read(folder / file)
+    except files.UNREADABLE as e:
         raise FedfleetError(f"{folder / file}: cannot be read ({one_line(e)}): let the run come to its end") from None
     missing, strange = net.load_state_dict(
         {name.partition(".")[2]: leaf for name, leaf in result.items()}, strict=False

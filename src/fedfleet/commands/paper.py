@@ -21,7 +21,7 @@ from fedfleet.experiments.runfolder import ENVIRONMENT
 from fedfleet.experiments.sweep import Trial
 from fedfleet.files import parquet
 from fedfleet.files.documents import YAML_BYTES, json_of, parse, text_of
-from fedfleet.files.summary import summary_of
+from fedfleet.files.summary import ended as checked
 from fedfleet.files.writing import write_text
 from fedfleet.report import paper_figure
 from fedfleet.report.groups import versions
@@ -192,7 +192,7 @@ def collected(prepared: studying.Prepared, table: PaperTable, out: Path) -> Foun
     result: Found = {}
     for trial in prepared.study.trials:
         folder = studying.folder(out, trial)
-        summary = summary_of(folder)
+        summary = checked(folder)
         ended, final = summary.get("status") in ("finished", "stopped"), summary.get(table.value, {})
         mine = result.setdefault(trial.label, {})
         for name, metric in table.of(trial).items():

@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from pathlib import Path, PurePath
 from typing import Any
 
-from fedfleet.files.documents import YAML_BYTES, is_there, parse, text_of
+from fedfleet.files.documents import YAML_BYTES, check_text, is_there, parse, text_of
 from fedfleet.simulator.errors import ConfigError, one_line, show
 from fedfleet.simulator.plain_text import OtherEncoding
 
@@ -31,6 +31,11 @@ def read(path: Path) -> Mapping[str, Any]:
             fix = "open it by fedfleet.open_run, or give the config.yaml in it"
             raise ConfigError(f"{path}: the folder of a run: {fix}") from None
         raise ConfigError(f"{path}: cannot be read ({one_line(e)}): give the path of a YAML file") from None
+    try:
+        check_text(text)
+    except ValueError as e:
+        fix = "bring back the file that was written, or remove the line of the digest if you have changed it"
+        raise ConfigError(f"{path}: damaged or changed: {e}: {fix}") from None
     try:
         result = parse(text)
     except ValueError as e:

@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from fedfleet.files.documents import YAML_BYTES, leaves, parse, text_of
+from fedfleet.files.documents import YAML_BYTES, leaves, parse, sealed_text, text_of
 from fedfleet.simulator.errors import ConfigError, show
 from fedfleet.simulator.named import is_path
 from fedfleet.tasks.transformer import PREFIX
@@ -60,9 +60,10 @@ def _is_outside(key: str, value: Any) -> bool:
     return is_path(value) and not (last == "model" and value.startswith(PREFIX))
 
 
-def dumped(config: Mapping[str, Any]) -> str:
-    """Return a configuration in YAML, with a seal if it needs one and a key can be kept."""
+def dumped(config: Mapping[str, Any], *, several: bool = False) -> str:
+    """Return a configuration in YAML, with a seal if it needs one and a key can be kept; that of ``several`` runs has a digest."""
     text = yaml.safe_dump(dict(config), sort_keys=False)
+    text = sealed_text(text) if several else text
     if not outside(config) or (key := _key()) is None:
         return text
     return f"{text}# sealed by fedfleet: {_seal(key, parse(text))}\n"

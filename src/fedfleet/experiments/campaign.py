@@ -192,7 +192,7 @@ def open_runs(folder: Path | str, task: Task | None = None, data: Data | None = 
 
 def _note(config: Config, out: Path) -> None:
     """Write down what the runs in a folder are, for ``resume``."""
-    write_text(out / CAMPAIGN, dumped(given(config)))
+    write_text(out / CAMPAIGN, dumped(given(config), several=True))
 
 
 def as_given(config: Config) -> str:

@@ -15,16 +15,15 @@ from typing import IO, Any
 import pandas as pd
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from fedfleet.config.reading import check_free
 from fedfleet.config.trust import dumped
 from fedfleet.experiments.checkpoint import Checkpoints
 from fedfleet.experiments.tables import Tables, named
-from fedfleet.files import parquet
+from fedfleet.files import parquet, tensors
 from fedfleet.files.documents import json_lines, json_of
 from fedfleet.files.summary import SUMMARY, write_summary
-from fedfleet.files.writing import appending, opened, own_folder, whole, write_text
+from fedfleet.files.writing import appending, opened, own_folder, write_text
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.system import lock
 from fedfleet.simulator.arithmetic.tree import Tree
@@ -170,7 +169,8 @@ class RunFolder:
     @property
     def account(self) -> dict[str, Any]:
         """What a checkpoint is to know of the folder, so that a file of it that is lost or changed is seen."""
-        return {"rows": self.tables.counts, "bit_exact": self.bit_exact, "environment": self._environment}
+        best = self._best.exists()
+        return {"rows": self.tables.counts, "bit_exact": self.bit_exact, "environment": self._environment, "best": best}
 
     def add(self, record: RoundRecord, metrics: Mapping[str, float]) -> dict[str, Any]:
         """Add a round and its evaluation; return its row of ``rounds.parquet``."""
@@ -201,7 +201,22 @@ class RunFolder:
         with self.writing():
             if provisional and self._best.exists():
                 self._best.replace(self._best_before)
-            save_model(self._best, z, self._about)
+            self._save_model(self._best, z)
+
+    def _save_model(self, path: Path, z: Tree) -> None:
+        """Write a tree, leaves named by their dotted paths."""
+        tensors.write(path, dict(T.named_leaves(z)), self._about)
+
+    def check_best(self, account: Mapping[str, Any]) -> None:
+        """Refuse a best model that is not there any more, or is damaged. Raises ConfigError."""
+        try:
+            tensors.read(self._best)
+        except tensors.UNREADABLE as e:
+            if account.get("best") or not isinstance(e, FileNotFoundError):
+                raise ConfigError(
+                    f"{self._best}: cannot be read ({one_line(e)}): bring back the file that the run wrote, or go on "
+                    f"without one: checkpoint.best=null"
+                ) from None
 
     def restore_best(self) -> None:
         """Go back to the best model before the provisional one, if the last one was."""
@@ -213,7 +228,7 @@ class RunFolder:
         """Write the tables, the model and the summary."""
         with self.writing():
             self.tables.finish()
-            save_model(self.folder / "model.safetensors", z, self._about)
+            self._save_model(self.folder / "model.safetensors", z)
             self._summary = summary
             self._seal()
 
@@ -224,8 +239,9 @@ class RunFolder:
 
     def keep_images(self, images: torch.Tensor) -> None:
         """Write images (n, c, h, w) in [-1, 1] that the model generates."""
-        with self.writing(), whole(self.folder / "samples.safetensors") as scratch:
-            save_file({"images": ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)}, scratch)
+        with self.writing():
+            pixels = ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+            tensors.write(self.folder / "samples.safetensors", {"images": pixels})
         self._seal()
 
     def keep_classes(
@@ -246,8 +262,8 @@ class RunFolder:
 
     def keep_decision_boundary(self, decision_boundary: Mapping[str, torch.Tensor]) -> None:
         """Write points, and what the model says of the plane around them."""
-        with self.writing(), whole(self.folder / "decision_boundary.safetensors") as scratch:
-            save_file(dict(decision_boundary), scratch)
+        with self.writing():
+            tensors.write(self.folder / "decision_boundary.safetensors", decision_boundary)
         self._seal()
 
     def close(self) -> None:
@@ -280,12 +296,6 @@ def locked(folder: Path) -> IO[str]:
         file.close()
         raise ConfigError(f"{folder}: another process is at work in it: wait for it, or stop it") from None
     return file
-
-
-def save_model(path: Path, z: Tree, about: Mapping[str, str] | None = None) -> None:
-    """Write a tree as safetensors, leaves named by their dotted paths, with what is to be known ``about`` them."""
-    with whole(path) as scratch:
-        save_file({name: leaf.contiguous().clone() for name, leaf in T.named_leaves(z)}, scratch, dict(about or {}))
 
 
 def environment() -> dict[str, Any]:

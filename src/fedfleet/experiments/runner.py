@@ -102,6 +102,8 @@ class Runner:
                 self.folder.log([{"round": done, "event": "not_compared", "of": unknown, "bit_exact": False}])
         if not (done % every and self.folder.tables.evaluated):
             self.folder.restore_best()
+        if self.x.config.checkpoint.best is not None:
+            self.folder.check_best(result.account)
         for metrics in [self.initial or {}, *self.folder.tables.evaluations()]:
             self._is_best(metrics)
         self.sums.resume(self.folder.folder, done)

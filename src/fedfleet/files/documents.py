@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import math
 import os
@@ -25,6 +26,8 @@ DEEPEST = 64  # values within values
 MOST = 100_000  # values of a YAML document, each alias written out
 YAML_BYTES, TEXT_BYTES = 2 << 20, 1 << 30
 """The largest file that is read as YAML, and as anything else."""
+SEAL, SEALED = "sha256", "# sha256 of what is above: "
+"""Where digests stand in JSON lines and in YAML documents."""
 MERGE, INTEGER, FLOAT = (f"tag:yaml.org,2002:{name}" for name in ("merge", "int", "float"))
 
 
@@ -44,6 +47,35 @@ def text_of(path: Path, most: int = TEXT_BYTES) -> str:
     if len(result) > most:
         raise OSError(errno.EFBIG, f"larger than {most:,} bytes")
     return decoded(result)
+
+
+def sealed_text(text: str) -> str:
+    """Return a YAML document with a last line, a comment, that has the digest of all before it."""
+    return f"{text}{SEALED}{_digest(text)}\n"
+
+
+def check_text(text: str) -> None:
+    """Refuse a document with a digest that is not that of what stands before it. Raises ValueError."""
+    before, sealed, after = text.rpartition(SEALED)
+    if sealed and after.split("\n", 1)[0] != _digest(before):
+        raise ValueError("its digest is not that of what stands before it")
+
+
+def sealed_event(event: Mapping[str, Any]) -> str:
+    """Return a mapping as a JSON line with a digest of its own, as ``checked_event`` reads it."""
+    return json.dumps({**event, SEAL: _digest(json.dumps(event))}) + "\n"
+
+
+def checked_event(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a JSON line holds besides its digest; one of an earlier release has none. Raises ValueError."""
+    said = {key: value for key, value in event.items() if key != SEAL}
+    if event.get(SEAL, wanted := _digest(json.dumps(said))) != wanted:
+        raise ValueError("its digest is not that of its contents")
+    return said
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def leaves(

@@ -8,10 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
-from fedfleet.files.writing import check_regular
+from fedfleet.files import tensors
 from fedfleet.report import canvas
 from fedfleet.report.canvas import Groups
 from fedfleet.report.picture import Picture
@@ -82,10 +80,10 @@ def _legend(figure: Figure, groups: Groups, labels: list[str], domains: list[tup
 def _kept(run: Run) -> Table | None:
     """Return what a run has kept of the plane; None where there is nothing, or nothing that can be drawn."""
     try:
-        check_regular((run.path / "decision_boundary.safetensors").stat())
-        result = load_file(run.path / "decision_boundary.safetensors")
+        read = tensors.read(run.path / "decision_boundary.safetensors")
+        result = {name: leaf.numpy() for name, leaf in read.items()}
         first, second = result["axes"]
         whole = result["log_probability"].shape[:2] == (len(second), len(first)) and result["x"].shape[1:] == (2,)
-    except (OSError, SafetensorError, KeyError, ValueError):
+    except (*tensors.UNREADABLE, KeyError):
         return None
     return result if whole and len(result["y"]) == len(result["x"]) else None

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
-from fedfleet.files.writing import check_regular
+from fedfleet.files import tensors
 from fedfleet.report import canvas
 from fedfleet.report.canvas import Groups
 from fedfleet.report.picture import Picture
@@ -38,9 +36,8 @@ def draw(groups: Groups) -> Picture | None:
 def _grid(run: Run) -> np.ndarray | None:
     """Return the images as one (height, width) or (height, width, 3) uint8 picture; None where there are none."""
     try:
-        check_regular((run.path / "samples.safetensors").stat())
-        images = load_file(run.path / "samples.safetensors")["images"]
-    except (OSError, SafetensorError, KeyError):
+        images = tensors.read(run.path / "samples.safetensors")["images"].numpy()
+    except (*tensors.UNREADABLE, KeyError):
         return None
     count, channels, height, width = images.shape
     if count < COLUMNS * ROWS or channels not in (1, 3):

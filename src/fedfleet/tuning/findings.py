@@ -13,10 +13,11 @@ from fedfleet.config import tuning
 from fedfleet.config.search import Choice
 from fedfleet.experiments import campaign
 from fedfleet.files import parquet
-from fedfleet.files.summary import summary_of
+from fedfleet.files.summary import SUMMARY, read_summary, summary_of
 from fedfleet.files.writing import write_text
 from fedfleet.report.tuning_page import write_tuning_report
 from fedfleet.report.tuning_tables import Findings
+from fedfleet.simulator.errors import ConfigError
 from fedfleet.tuning import searchers
 from fedfleet.tuning.schedules import Trial, winner
 from fedfleet.tuning.search import Search, folder
@@ -35,9 +36,12 @@ def write(search: Search, trials: Sequence[Trial], out: Path) -> Findings:
 
 
 def collect(search: Search, trials: Sequence[Trial], out: Path) -> Findings:
-    """Return what was found, from the trials and the summaries of their runs."""
+    """Return what was found, from the trials and the summaries of their runs.
+
+    Raises ConfigError where that of a run that was measured is damaged or missing.
+    """
     best, given = winner(trials), search.given
-    summaries = {t.number: [summary_of(folder(out, t.number, seed)) for seed in search.seeds] for t in trials}
+    summaries = {t.number: [_summary(t, folder(out, t.number, seed)) for seed in search.seeds] for t in trials}
     held_out = search.config.population.held_out
     return Findings(
         rows=[_row(search, t, summaries[t.number]) for t in trials],
@@ -60,6 +64,15 @@ def collect(search: Search, trials: Sequence[Trial], out: Path) -> Findings:
         cost=_cost(search, [s for each in summaries.values() for s in each]),
         importances=searchers.importances(search.space, trials),
     )
+
+
+def _summary(trial: Trial, run: Path) -> dict[str, Any]:
+    if trial.failed:
+        return summary_of(run)
+    summary, _ = read_summary(run)
+    if not summary:
+        raise ConfigError(f"{run / SUMMARY}: it is missing: bring back the file that the run wrote")
+    return summary
 
 
 def _row(search: Search, trial: Trial, summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:

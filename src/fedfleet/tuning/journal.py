@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedfleet.files.documents import json_lines
+from fedfleet.files.documents import checked_event, json_lines, sealed_event
 from fedfleet.files.writing import appending, write_text
-from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.tuning.schedules import Step, Trial
 
 JOURNAL = "journal.jsonl"
@@ -21,16 +21,19 @@ class Journal:
     def __init__(self, folder: Path):
         self._path = folder / JOURNAL
         self.trials: list[Trial] = []
-        lines = list(_whole(self._path))
-        for event in lines:
+        lines = list(json_lines(self._path))
+        if cut := lines[-1:] == [None]:  # it was being written when the process was killed
+            lines.pop()
+        for number, line in enumerate(lines, start=1):
             try:
-                self._enter(**event)
-            except (KeyError, IndexError, TypeError, ValueError):
+                self._enter(**checked_event(line or {}))
+            except (KeyError, IndexError, TypeError, ValueError) as e:
                 raise ConfigError(
-                    f"{self._path}: {json.dumps(event)[:80]} does not follow from what is above: choose another --out"
+                    f"{self._path}: line {number} is damaged, or does not follow from what is above ({one_line(e)}): bring back "
+                    f"the file, or choose another --out"
                 ) from None
-        if self._path.exists():  # a line that was being written when the process was killed would be gone on with
-            write_text(self._path, "".join(json.dumps(event) + "\n" for event in lines))
+        if cut:
+            write_text(self._path, "".join(json.dumps(line) + "\n" for line in lines))
 
     def begin(self, step: Step, values: Mapping[str, Any] | None = None) -> None:
         """Enter that a trial is on its way to a rung; ``values`` are those of one that is new."""
@@ -44,7 +47,7 @@ class Journal:
     def _add(self, event: dict[str, Any]) -> None:
         self._enter(**event)
         with appending(self._path) as file:
-            file.write(json.dumps(event) + "\n")
+            file.write(sealed_event(event))
 
     def _enter(
         self,
@@ -66,10 +69,3 @@ class Journal:
             known.scores.append(score)
             known.error = error
 
-
-def _whole(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events of a journal up to a line that is none."""
-    for event in json_lines(path):
-        if event is None:
-            return
-        yield event

@@ -154,7 +154,7 @@ def run_all(searches: Mapping[Path, Search], progress: Progress, jobs: int = 1) 
             stack.enter_context(closing(locked(out)))
         tuners = []
         for out, search in searches.items():
-            write_text(out / MARK, dumped(campaign.given(search.config)))
+            write_text(out / MARK, dumped(campaign.given(search.config), several=True))
             tuners.append(_Tuner(search, out, Journal(out), progress))
         yield from _ended(tuners)
         first = next(iter(searches.values()))

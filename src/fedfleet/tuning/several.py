@@ -105,7 +105,7 @@ def run(searches: Searches, out: Path, progress: Progress, jobs: int = 1) -> Ite
         claim(out)
     searching.check_same(every)
     with closing(locked(out)):
-        write_text(out / MARK, dumped(campaign.given(searches.config)))
+        write_text(out / MARK, dumped(campaign.given(searches.config), several=True))
         for folder, trials in searching.run_all(every, progress, jobs):
             yield cells[folder], folder, trials
 

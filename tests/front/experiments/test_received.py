@@ -91,6 +91,19 @@ def said(read: Callable[[Path], Any], run: Path) -> str | None:
     return None
 
 
+@pytest.mark.parametrize("how", ["flip", "cut", "gone"])
+def test_the_best_model_of_a_run_without_a_summary_is_whole_or_refused(undisturbed, tmp_path, how):
+    run = shutil.copytree(undisturbed("stateless"), tmp_path / "run")
+    (run / "summary.json").unlink()
+    best, content = run / "best.safetensors", (run / "best.safetensors").read_bytes()
+    best.unlink()
+    if how != "gone":
+        best.write_bytes(content[:-1] + (bytes([content[-1] ^ 1]) if how == "flip" else b""))
+        refused(lambda: fedfleet.run(recorded(run / "config.yaml") | {"warm_start": str(best)}, out=tmp_path / "b"), f"warm_start={best}")
+    refused(lambda: fedfleet.resume(run), f"{best}: cannot be read (")
+    assert fedfleet.resume(run, {"checkpoint.best": None}).summary["status"] == "finished"
+
+
 @given(data=st.data())
 def test_a_damaged_summary_is_told_of_by_whoever_shows_it(undisturbed, tmp_path_factory, data):
     run = shutil.copytree(undisturbed("stateless"), tmp_path_factory.mktemp("received") / "run")

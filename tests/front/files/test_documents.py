@@ -10,11 +10,23 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfleet.files import documents, parquet
-from fedfleet.files.documents import YAML_BYTES, json_lines, json_of, parse, parse_json, text_of
+from fedfleet.files.documents import (
+    YAML_BYTES,
+    check_text,
+    checked_event,
+    json_lines,
+    json_of,
+    parse,
+    parse_json,
+    sealed_event,
+    sealed_text,
+    text_of,
+)
 from fedfleet.files.writing import appending, own_folder, replacing, write_text
 from tests.refusals import refused
 
@@ -32,6 +44,36 @@ BOMB = "a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
 @given(value=PLAIN)
 def test_json_comes_back(value):
     assert parse_json(json.dumps(value)) == value
+
+
+def flipped(text: str, at: float, bit: int) -> str:
+    content = bytearray(text.encode())
+    content[int(at * len(content))] ^= 1 << bit
+    return content.decode(errors="replace")
+
+
+SAID = {"rounds": 100, "vary": {"algorithm.lr": [0.1, 0.25]}, "label": "ä"}
+PLACES = {"at": st.floats(0, 1, exclude_max=True), "bit": st.integers(0, 7)}
+
+
+@given(**PLACES)
+def test_a_bit_that_was_flipped_in_a_sealed_document_is_told_or_changes_nothing(at, bit):
+    text = sealed_text(yaml.safe_dump(SAID))
+    check_text(text)
+    assert parse(text) == SAID
+    damaged = flipped(text, at, bit)
+    with suppress(ValueError):
+        check_text(damaged)
+        assert parse(damaged) == SAID
+
+
+@given(**PLACES)
+def test_a_bit_that_was_flipped_in_a_sealed_line_is_told_or_gives_it_another_key(at, bit):
+    line = sealed_event(SAID)
+    assert checked_event(parse_json(line)) == SAID
+    with suppress(ValueError):
+        damaged = parse_json(flipped(line, at, bit))
+        assert {key: value for key, value in checked_event(damaged).items() if key in SAID} == SAID
 
 
 def test_halves_of_characters_are_no_text():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ from fedfleet.tuning import search as searching
 from fedfleet.tuning import searchers
 from fedfleet.tuning.journal import JOURNAL, Journal
 from fedfleet.tuning.schedules import Trial
-from tests.refusals import all_refused
+from tests.refusals import all_refused, refused
 
 SILENT = Progress.silent()
 TINY: dict[str, Any] = {
@@ -262,6 +263,27 @@ REFUSED = [
     ({"search": {"algorithm.steps": "uniform(1, 5)"}}, "algorithm.steps"), ({"max_seconds": 3}, "max_seconds=3"),
     ({"rounds": 0}, "rounds=0"), ({"search": {}}, "tune.search: not given"),
 ]  # fmt: skip
+
+
+def test_a_search_that_was_damaged_or_cut_is_refused_and_a_line_cut_short_is_not(done, tmp_path):
+    out = Path(shutil.copytree(done[0], tmp_path / "copy"))
+    journal, mark, lines = out / JOURNAL, out / searching.MARK, (done[0] / JOURNAL).read_text().splitlines(keepends=True)
+    score = next(i for i, line in enumerate(lines) if '"event": "measure"' in line)
+    digit = lines[score].index('"score": ') + len('"score": -0.')
+    other = str((int(lines[score][digit]) + 1) % 10)
+    damaged = lines[score][:digit] + other + lines[score][digit + 1 :]
+    for changed in (damaged, '{"event": "mea\n'):
+        journal.write_text("".join([*lines[:score], changed, *lines[score + 1 :]]))
+        refused(lambda: Journal(out), f"{journal}: line ")
+    journal.write_text("".join(lines) + '{"event": "mea')
+    assert [trial.scores for trial in Journal(out).trials] == [trial.scores for trial in Journal(done[0]).trials]
+    assert journal.read_text() == "".join(lines)
+    mark.write_text(mark.read_text().replace("rounds: 9", "rounds: 1"))
+    refused(lambda: load(mark), f"{mark}: damaged or changed")
+    mark.write_text(mark.read_text().rpartition("# sha256")[0])  # as whoever changes it is told to
+    assert load(mark).rounds == 1
+    next(out.glob("trials/*/seed-0/summary.json")).unlink()
+    refused(lambda: findings.collect(prepared(), Journal(out).trials, out), f"{out}/trials/")
 
 
 def test_what_cannot_be_is_refused_before_a_trial(subtests, tmp_path, monkeypatch):
