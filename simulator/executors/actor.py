@@ -52,7 +52,7 @@ class ClientActor:
         self._place = self._take(setup)
 
     def _take(self, setup: list[Any]) -> Place:
-        """Take what a run needs, the setup and names of modules; where this node lacks something for it, what is returned says so."""
+        """Take the setup of a run, and names of modules; where this node lacks something for it, what is returned says so."""
         node, mine, has = ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), self._has()
         try:
             result: Setup = ray.get(setup[0])

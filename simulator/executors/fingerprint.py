@@ -154,10 +154,8 @@ def _spec(name: str) -> ModuleSpec | None:
     for part in name.split("."):
         if places is None or (result := PathFinder.find_spec(part, places)) is None:
             return None
-        if result.origin is None:  # a folder without __init__.py, whose places Python knows only once it is loaded
-            places = [os.path.join(at, part) for at in places]
-        else:
-            places = result.submodule_search_locations
+        bare = result.origin is None  # a folder without __init__.py, whose places Python knows only once it is loaded
+        places = [str(Path(at, part)) for at in places] if bare else result.submodule_search_locations
     return result
 
 
@@ -199,7 +197,7 @@ class Fingerprint:
         self._loaded = LoadedModules()
 
     def modules(self) -> list[str]:
-        """Return the names of the author's modules that a process has loaded so far; a worker that comes tells what it would load."""
+        """Return the names of the author's modules that any process has loaded so far."""
         self._note()
         return [name for name in self._wanted if name.startswith(MODULE)]
 

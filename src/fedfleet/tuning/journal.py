@@ -68,4 +68,3 @@ class Journal:
         else:
             known.scores.append(score)
             known.error = error
-

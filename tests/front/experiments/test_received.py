@@ -99,7 +99,8 @@ def test_the_best_model_of_a_run_without_a_summary_is_whole_or_refused(undisturb
     best.unlink()
     if how != "gone":
         best.write_bytes(content[:-1] + (bytes([content[-1] ^ 1]) if how == "flip" else b""))
-        refused(lambda: fedfleet.run(recorded(run / "config.yaml") | {"warm_start": str(best)}, out=tmp_path / "b"), f"warm_start={best}")
+        warm = recorded(run / "config.yaml") | {"warm_start": str(best)}
+        refused(lambda: fedfleet.run(warm, out=tmp_path / "warm"), f"warm_start={best}")
     refused(lambda: fedfleet.resume(run), f"{best}: cannot be read (")
     assert fedfleet.resume(run, {"checkpoint.best": None}).summary["status"] == "finished"
 

@@ -43,7 +43,7 @@ def test_the_bytes_of_tensors_are_told_whatever_they_are(whole):
     content, path = bytearray(whole.read_bytes()), whole.with_name("damaged.safetensors")
     for where in range(len(content) - 6 * 4 - 8, len(content)):
         path.write_bytes(content[:where] + bytes([content[where] ^ 1]) + content[where + 1 :])
-        with pytest.raises(ValueError, match="^damaged: "):
+        with pytest.raises(ValueError, match=r"^damaged: "):
             tensors.read(path)
 
 

@@ -267,7 +267,11 @@ REFUSED = [
 
 def test_a_search_that_was_damaged_or_cut_is_refused_and_a_line_cut_short_is_not(done, tmp_path):
     out = Path(shutil.copytree(done[0], tmp_path / "copy"))
-    journal, mark, lines = out / JOURNAL, out / searching.MARK, (done[0] / JOURNAL).read_text().splitlines(keepends=True)
+    journal, mark, lines = (
+        out / JOURNAL,
+        out / searching.MARK,
+        (done[0] / JOURNAL).read_text().splitlines(keepends=True),
+    )
     score = next(i for i, line in enumerate(lines) if '"event": "measure"' in line)
     digit = lines[score].index('"score": ') + len('"score": -0.')
     other = str((int(lines[score][digit]) + 1) % 10)
