@@ -63,6 +63,14 @@ FLAGS = (
     (torch.backends.cudnn, "deterministic"),
     (torch.utils.deterministic, "fill_uninitialized_memory"),
 )
+CHOSEN = (
+    (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
+    (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
+    (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
+    (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
+    (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
+)
+"""Ways to compute attention, also on a CPU: whether each may be taken, and what says so. All may in a fresh process."""
 DENORMAL = 1e-40
 
 
@@ -71,9 +79,9 @@ def fresh_settings() -> Iterator[None]:
     """Compute as a worker that has just been started does, and bring the caller's settings back.
 
     Shut out are autocast, inference mode, no_grad, the default dtype and device, the precision of products and convolutions of
-    float32, deterministic algorithms, oneDNN put out of use, numbers near 0 that are flushed, and hooks of what is saved for
-    gradients. Workers on Ray never see them,
-    so that a run in this process would come to something else. Modes that see every operation are refused. Raises ConfigError.
+    float32, deterministic algorithms, oneDNN put out of use, ways to compute attention and the order of ``einsum``, numbers near 0
+    that are flushed, and hooks of what is saved for gradients. Workers on Ray never see them, so that a run in this process would
+    come to something else. Modes that see every operation are refused. Raises ConfigError.
     """
     if (mode := _mode()) is not None:
         raise ConfigError(
@@ -98,12 +106,24 @@ def fresh_settings() -> Iterator[None]:
         stack.callback(_deterministic, strict=strict, warns=warns)
         for module, name in FLAGS:
             stack.callback(_flag_again, module, name, getattr(module, name))
+        for enabled, enable in CHOSEN:
+            stack.callback(enable, enabled())
+            enable(True)
+        _order_of_einsum(stack)
         stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
         torch._C._set_mkldnn_enabled(True)
         if float(torch.tensor([DENORMAL]) + 0) == 0:
             torch.set_flush_denormal(False)
             stack.callback(torch.set_flush_denormal, True)
         yield
+
+
+def _order_of_einsum(stack: ExitStack) -> None:
+    """Have products of several tensors taken in the order that a fresh process takes, until the stack unwinds."""
+    order = torch.backends.opt_einsum
+    for name, fresh in (("enabled", order.is_available()), ("strategy", "auto" if order.is_available() else None)):
+        stack.callback(setattr, order, name, getattr(order, name))
+        setattr(order, name, fresh)
 
 
 def _without_saving_hooks(stack: ExitStack) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -88,11 +89,28 @@ AROUND = {
         lambda x: x.bfloat16() if x.dtype == torch.float32 else x,
         lambda x: x.float() if x.dtype == torch.bfloat16 else x,
     ),
+    "another order of products": lambda: setting(
+        lambda value: setattr(torch.backends.opt_einsum, "enabled", value), False, torch.backends.opt_einsum.enabled
+    ),
+    "attention another way": lambda: sdpa_kernel(SDPBackend.MATH),
     "all others": all_others,
 }
 
 
-USUAL = ("autocast", "inference mode", "all others")
+USUAL = ("autocast", "inference mode", "another order of products", "all others")
+
+
+class Products(nn.Module):
+    """A product of three tensors, whose order decides the last bits, and attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(8, 40)), nn.Parameter(torch.randn(40, 8))
+
+    def forward(self, x):
+        x = torch.einsum("ni,ij,jk->nk", x, self.a, self.b)
+        rows = x.reshape(len(x), 2, 4)
+        return nn.functional.scaled_dot_product_attention(rows, rows, rows).flatten(1)
 
 
 @pytest.mark.parametrize("names", [USUAL, pytest.param([*AROUND], marks=pytest.mark.slow)], ids=len)
@@ -102,6 +120,7 @@ def test_a_run_is_the_same_whatever_surrounds_it(names, subtests, tmp_path):
             nn.Conv2d(1, 2, 3),
             nn.Flatten(),
             nn.Linear(72, 8),
+            Products(),
             nn.BatchNorm1d(8),
             nn.ReLU(),
             nn.Dropout(0.2),
