@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from fedfleet.files.writing import SCRATCH, check_regular, own_folder, whole
+from fedfleet.files.writing import SCRATCH, check_regular, own_copy, own_folder, whole
 from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.driver.codec import CodecError, decode, encode
 from fedfleet.simulator.driver.memory import Remembered
@@ -43,6 +43,7 @@ class Checkpoints:
         self.folder, self._keep = folder, keep
         for scratch in folder.glob(f"*{SCRATCH}"):  # of a process that was killed
             scratch.unlink()
+        own_copy(self.states)
         self._kept: dict[Path, Slots] = {}
 
     @property

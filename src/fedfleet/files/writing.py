@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,9 +66,21 @@ def own_folder(path: Path) -> Path:
     return path
 
 
+def own_copy(path: Path) -> None:
+    """Replace a file that goes by another name, too, a hard link, by a copy, so that nothing is written there. Raises OSError."""
+    try:
+        told = path.lstat()
+    except FileNotFoundError:
+        return
+    if stat.S_ISREG(told.st_mode) and told.st_nlink > 1:
+        with whole(path) as scratch:
+            shutil.copyfile(path, scratch)
+
+
 @contextmanager
 def appending(path: Path) -> Iterator[IO[str]]:
     """Yield a text file to add to, made if need be. Raises OSError for a link, and for what is no regular file."""
+    own_copy(path)
     with opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, "a") as file:
         yield file
 

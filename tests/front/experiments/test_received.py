@@ -253,6 +253,17 @@ def test_nothing_is_written_through_a_link(tmp_path, undisturbed):
     assert not (out / "model_card.md").is_symlink()
 
 
+@pytest.mark.parametrize("kind", ["client state", "stateless"])
+def test_a_copy_made_of_hard_links_is_left_as_it_was(tmp_path, undisturbed, kind):
+    before, out = shutil.copytree(undisturbed(kind), tmp_path / "before"), tmp_path / "run"
+    fedfleet.write_report([before], before)
+    shutil.copytree(before, out, copy_function=os.link)
+    whole = {path: path.read_bytes() for path in before.rglob("*") if path.is_file()}
+    fedfleet.resume(out, {"rounds": 11, "track": ["csv"], "checkpoint.every_s": 0})
+    fedfleet.write_report([out], out)
+    assert {path: path.read_bytes() for path in before.rglob("*") if path.is_file()} == whole
+
+
 @pytest.mark.parametrize(
     "name", ["events.jsonl", ".lock", "checkpoints/states.bin", "checkpoints", "outcomes", "figures"]
 )

@@ -76,6 +76,15 @@ def test_a_bit_that_was_flipped_in_a_sealed_line_is_told_or_gives_it_another_key
         assert {key: value for key, value in checked_event(damaged).items() if key in SAID} == SAID
 
 
+def test_what_is_added_to_a_hard_link_is_not_in_the_other_file(tmp_path):
+    mine, other = tmp_path / "events.jsonl", tmp_path / "other"
+    other.write_text("a\n")
+    os.link(other, mine)
+    with appending(mine) as file:
+        file.write("b\n")
+    assert (mine.read_text(), other.read_text()) == ("a\nb\n", "a\n")
+
+
 def test_halves_of_characters_are_no_text():
     assert parse_json('{"\\ud800": ["\\udc00", "\\ud83d\\ude00"]}') == {"?": ["?", "\U0001f600"]}
 
