@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -63,7 +63,7 @@ FLAGS = (
     (torch.backends.cudnn, "deterministic"),
     (torch.utils.deterministic, "fill_uninitialized_memory"),
 )
-CHOSEN = (
+CHOSEN: tuple[tuple[Callable[[], bool], Callable[[bool], None]], ...] = (
     (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
     (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
     (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
