@@ -10,6 +10,7 @@ with it.
     z           z - eta s_i^k, of both parts at once
 
 Server: the mean of the final points, and s moved so that it stays the mean of all clients' own. Gradients are in direction space.
+What layers keep count of goes with the points, and is not tracked.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fedfleet.algorithms.control import no_control
 from fedfleet.algorithms.options import CohortOptions, LocalOptions
 from fedfleet.simulator.author import (
     Algorithm,
@@ -37,11 +37,12 @@ from fedfleet.simulator.author import (
     Task,
     Tree,
     View,
+    trainable,
 )
 
 
 class State(NamedTuple):
-    """The model and the mean tracker s."""
+    """The model and the mean tracker s, of what gradients move of it."""
 
     z: Tree
     s: Tree
@@ -55,6 +56,11 @@ class Tracked(NamedTuple):
     g: Tree
 
 
+def no_gradient(shared: Mapping[str, Any]) -> Tree:
+    """Return the last gradient of a client that has taken no step: zeros."""
+    return T.zeros_like(shared["s"])
+
+
 def tracked(plan: BatchPlan) -> LocalWork:
     """Step along the tracker; send the final point and by how much the client's last gradient has changed."""
 
@@ -63,8 +69,8 @@ def tracked(plan: BatchPlan) -> LocalWork:
 
     def step(ops: Ops, shared: Mapping[str, Any], at_k: Tracked, batch: Batch, at: StepInfo, key: Key) -> Tracked:
         g, _ = ops.grad("train", at_k.z, batch, key)
-        s = T.add(at_k.s, T.sub(g, at_k.g))
-        return Tracked(ops.step("train", at_k.z, shared["lr"], s), s, g)
+        s = T.add(at_k.s, T.sub(trainable(g), at_k.g))
+        return Tracked(ops.step("train", at_k.z, shared["lr"], {**g, **s}), s, trainable(g))
 
     def client_final(
         shared: Mapping[str, Any], client_state: Tree, client_input: Tree, end: Tracked
@@ -77,11 +83,11 @@ def tracked(plan: BatchPlan) -> LocalWork:
 def gt_gda(options: LocalOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build GT-GDA."""
     train = Phase(
-        name="train", work=tracked(options.plan()), reduce={"z": Mean(), "ds": Mean()}, client_state=no_control
+        name="train", work=tracked(options.plan()), reduce={"z": Mean(), "ds": Mean()}, client_state=no_gradient
     )
 
     def init(z: Tree, key: Key, problem: Problem) -> State:
-        return State(z, T.zeros_like(z))
+        return State(z, T.zeros_like(trainable(z)))
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
         shared = Message({"z": state.z, "s": state.s}, {"lr": options.rates(rnd.index, task.parts)})
@@ -89,4 +95,4 @@ def gt_gda(options: LocalOptions, task: Task, cohort: CohortOptions) -> Algorith
         share = len(heard.received) / rnd.problem.clients
         return State(heard["z"], T.axpy(share, heard["ds"], state.s)), {}
 
-    return Algorithm(init, round, (train,), {"global": View(lambda state: state.z)}, requires=("x", "y"))
+    return Algorithm(init, round, (train,), {"global": View(lambda state: state.z)}, requires=("x", "y"), buffers=True)

@@ -10,7 +10,7 @@ all, its gradient tracking and mixing come to a mean.
 
     v_i <- g_i(z; xi) + (1 - b) (v_i - g_i(z_i; xi)),   g_i(z; xi) the first time;   z <- z - eta mean v_i,   in direction space
 
-One minibatch xi, two gradients on it.
+One minibatch xi, two gradients on it. What layers keep count of at z goes up beside v, and the server takes its mean.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 from pydantic import Field
 
 from fedfleet.algorithms.fedprox_sgda import OneStepOptions
+from fedfleet.algorithms.local import carried
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.author import (
     Algorithm,
@@ -40,6 +41,7 @@ from fedfleet.simulator.author import (
     Task,
     Tree,
     View,
+    trainable,
 )
 
 
@@ -53,26 +55,27 @@ class GtHsgdOptions(OneStepOptions):
 def nothing_yet(shared: Mapping[str, Any]) -> Tree:
     """Return the state of a client that has not been asked yet."""
     none = torch.zeros_like(T.leaves(shared["z"])[0]).sum()
-    return {"z": shared["z"], "v": T.zeros_like(shared["z"]), "asked": none}
+    return {"z": shared["z"], "v": T.zeros_like(trainable(shared["z"])), "asked": none}
 
 
 def gt_hsgd(options: GtHsgdOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build GT-HSGD; its state is z."""
 
     def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Tree:
-        return client_state
+        return carried(client_state, shared["z"])
 
-    def step(ops: Ops, shared: Mapping[str, Any], client_state: Tree, batch: Batch, at: StepInfo, key: Key) -> Tree:
-        here, _ = ops.grad("train", shared["z"], batch, key)
-        there, _ = ops.grad("train", client_state["z"], batch, key)
-        v = T.axpy(1.0 - options.b, T.sub(client_state["v"], there), here)
-        return {**client_state, "v": T.where(client_state["asked"] > 0, v, here)}
+    def step(ops: Ops, shared: Mapping[str, Any], mine: Tree, batch: Batch, at: StepInfo, key: Key) -> Tree:
+        here, counted = ops.grad("train", shared["z"], batch, key)
+        there, _ = ops.grad("train", mine["z"], batch, key)
+        here, there = trainable(here), trainable(there)
+        v = T.axpy(1.0 - options.b, T.sub(mine["v"], there), here)
+        return carried({**mine, "v": T.where(mine["asked"] > 0, v, here)}, counted)
 
     def client_final(
         shared: Mapping[str, Any], client_state: Tree, client_input: Tree, new: Tree
     ) -> tuple[Message, Tree]:
         asked = torch.ones_like(client_state["asked"])
-        return Message(send={"v": new["v"]}), {"z": shared["z"], "v": new["v"], "asked": asked}
+        return Message(send={"v": carried(new["v"], new)}), {"z": shared["z"], "v": new["v"], "asked": asked}
 
     work = LocalWork(
         client_init=client_init, loops=(LocalLoop(step=step, batches=options.plan()),), client_final=client_final
@@ -84,6 +87,6 @@ def gt_hsgd(options: GtHsgdOptions, task: Task, cohort: CohortOptions) -> Algori
 
     def round(z: Tree, rnd: Round) -> tuple[Tree, dict[str, float]]:
         v = rnd.map_reduce(estimate, shared=Message(send={"z": z}), cohort=rnd.invite(cohort.size))["v"]
-        return task.objectives["train"].step(z, options.rates(rnd.index, task.parts), v), {}
+        return carried(task.objectives["train"].step(z, options.rates(rnd.index, task.parts), v), v), {}
 
-    return Algorithm(init, round, (estimate,), {"global": View(lambda z: z)}, requires=("x", "y"))
+    return Algorithm(init, round, (estimate,), {"global": View(lambda z: z)}, requires=("x", "y"), buffers=True)

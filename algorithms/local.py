@@ -75,7 +75,7 @@ def local_training(
 
 
 def carried(z: Tree, mean: Tree) -> Tree:
-    """Return the model ``z`` with the buffers, if there are any, of the clients' mean, which no server step is about."""
+    """Return ``z`` with the buffers of ``mean``, if it has any: of the clients' mean, which no server step is about."""
     return {**z, BUFFERS: mean[BUFFERS]} if BUFFERS in mean else z
 
 

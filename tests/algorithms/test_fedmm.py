@@ -388,15 +388,19 @@ class Counting(Game):
         return super()._loss(z, batch, ctx, key)[0], {"b": {"n": z["b"]["n"] + 1}}
 
 
-@pytest.mark.parametrize("name", ["fedmm", "fedprox_sgda"])
+COUNTED = {"fedmm": 3, "fedprox_sgda": 3, "gt_gda": 3, "gt_hsgd": 1}
+"""Gradients a round at points that are kept."""
+
+
+@pytest.mark.parametrize("name", COUNTED)
 def test_buffers_are_averaged_and_have_no_duals(name):
-    world = World(Counting(), GAME.population)
-    plain = play(build(name, GAME.task, steps=3, **STEP), GAME, 4, z=point(0, 0))
+    world, options = World(Counting(), GAME.population), {**STEP, "steps": COUNTED[name]}
+    plain = play(build(name, GAME.task, **options), GAME, 4, z=point(0, 0))
     z = {**point(0, 0), "b": {"n": torch.tensor(0.0, dtype=torch.float64)}}
-    algorithm = build(name, world.task, steps=3, **STEP)
+    algorithm = build(name, world.task, **options)
     assert algorithm.buffers
     for t, (a, b) in enumerate(zip(play(algorithm, world, 4, z=z), plain, strict=True), 1):
-        assert float(a["b"]["n"]) == 3 * t
+        assert float(a["b"]["n"]) == COUNTED[name] * t
         assert xy(a) == xy(b)
 
 
