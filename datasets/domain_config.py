@@ -43,8 +43,8 @@ class Given(DomainConfig):
     """As the data say; all clients are one domain where they say nothing."""
 
     target: str | int | tuple[str | int, ...] = ()
-    """Domains, by name, or by number where they have none, whose examples have no labels but for evaluation: targets. All others
-    are sources."""
+    """Domains whose examples have no labels but for evaluation: targets. All others are sources. By name, or by number from 0 in the
+    order of ``population.dataset.domains``, where no name is a number itself."""
     share_target: bool = False
     """Source clients hold the examples of the targets too, without labels: for methods that match features with them there."""
 
@@ -151,7 +151,7 @@ DOMAINS = Registry(
 def _number(domain: str | int, names: tuple[str, ...], count: int) -> int:
     if str(domain) in names:
         return names.index(str(domain))
-    if not names and isinstance(domain, int) and 0 <= domain < count:
+    if isinstance(domain, int) and 0 <= domain < count and not any(name.isdecimal() for name in names):
         return domain
     near = difflib.get_close_matches(str(domain), names, n=1)
     known = ", ".join(names) if names else f"0 to {count - 1}"

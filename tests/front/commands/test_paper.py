@@ -1,9 +1,13 @@
 """Tables of papers: what is compared with what. ``tests/front/experiments/test_domains.py`` runs one."""
 
+import json
+
 import pytest
 import yaml
 
+import fedfleet
 from fedfleet.commands import paper
+from fedfleet.experiments.progress import Progress
 from fedfleet.simulator.errors import ConfigError
 
 FOUND = {"a, small": {"loss": [1.0, 3.0]}, "b, small": {"loss": [0.5, 3.5]}, "b, large": {"loss": [9.0, 9.5]}}
@@ -46,3 +50,26 @@ def test_rows_that_are_cited_alone_stand_below_those_that_are_run(tmp_path):
         (tmp_path / "t.yaml").write_text(yaml.safe_dump({**written, "paper": {"a, small": {"loss": 2.5}}}))
         with pytest.raises(ConfigError, match=key):
             paper.read(tmp_path / "t.yaml")
+
+
+def test_columns_may_be_pairs_of_domains_of_which_the_second_is_the_target(tmp_path):
+    both = {"A to B": ["id", "target"], "B to A": ["target", "id"]}
+    config = {
+        "rounds": 2, "executor": {"kind": "local"}, "cohort": {"size": 2}, "domains": {"kind": "given", "target": 1},
+        "population": {"dataset": {"name": "digits_to_rot30", "domains": both["A to B"]}, "clients": 2,
+                       "partition": {"kind": "domain_share", "share": 1.0}},
+        "task": {"name": "domain_adaptation", "hidden": [8]}, "algorithm": {"name": "fedsgda", "lr": 1.0},
+        "compare": {"FedSGDA": {}},
+    }  # fmt: skip
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
+    across = {"key": "population.dataset.domains", "columns": both, "metric": "target_accuracy"}
+    (tmp_path / "t.yaml").write_text(
+        yaml.safe_dump({"title": "T", "source": "S", "config": "c.yaml", "across": across})
+    )
+    paper.run(tmp_path / "t.yaml", None, 1, tmp_path / "out", Progress.silent(), 1)
+    found = json.loads((tmp_path / "out" / "table.json").read_text())["FedSGDA"]
+    for column, domains in both.items():
+        named = {"population.dataset.domains": domains, "domains.target": domains[1]}
+        run = fedfleet.run(fedfleet.load(config, {**named, "compare": None}), out=tmp_path / column)
+        assert found[column] == [run.summary["final"]["eval/target_accuracy"]]
+    assert found["A to B"] != found["B to A"]
