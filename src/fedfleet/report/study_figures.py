@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fedfleet.report import canvas
+from fedfleet.report import canvas, heat_map
 from fedfleet.report.picture import Picture
 from fedfleet.report.study_tables import TO_TARGET, Frame, Tables, interval, ranks
 from fedfleet.report.words import joined, quantity, share
@@ -42,10 +42,10 @@ def draw(tables: Tables) -> list[Picture]:
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(canvas.STYLE)
-        drawn = [_final(tables, metric) for metric in tables.metrics]
         drawn = [
             each and replace(each, folded=metric in tables.parted[1])
-            for each, metric in zip(drawn, tables.metrics, strict=True)
+            for metric in tables.metrics
+            for each in (_final(tables, metric), heat_map.draw(tables, metric))
         ]
         drawn += [_to_target(tables), *(_curves(tables, metric) for metric in tables.metrics[:1])]
         drawn += [_ranking(tables, tables.metrics[0]), _histogram(tables), _evenness(tables)]
