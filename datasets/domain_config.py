@@ -43,8 +43,8 @@ class Given(DomainConfig):
     """As the data say; all clients are one domain where they say nothing."""
 
     target: str | int | tuple[str | int, ...] = ()
-    """Domains whose examples have no labels but for evaluation: targets. All others are sources. By name, or by number from 0 in the
-    order of ``population.dataset.domains``, where no name is a number itself."""
+    """Domains whose examples have no labels but for evaluation: targets. All others are sources. By name, or by number from 0 in
+    the order of ``population.dataset.domains``, where no name is a number itself."""
     share_target: bool = False
     """Source clients hold the examples of the targets too, without labels: for methods that match features with them there."""
 
