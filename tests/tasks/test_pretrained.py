@@ -121,7 +121,7 @@ def photographs() -> InMemoryPopulation:
     return InMemoryPopulation({"x": x, "y": y}, indices, offsets, domain).withholding(torch.arange(16) >= 9)
 
 
-@pytest.mark.parametrize(("name", "own"), [("fedmm", {"mu1": 0.5, "mu2": 0.5}), ("gt_gda", {}), ("gt_hsgd", {})])
+@pytest.mark.parametrize(("name", "own"), [("fedmm", {"mu1": 0.5, "mu2": 0.5}), ("gt_hsgd", {})])
 @pytest.mark.slow
 def test_statistics_travel_and_clients_side_by_side_compute_what_one_does(name, own):
     task, entry = adaptation(), ALGORITHMS[name]
