@@ -165,6 +165,15 @@ OF_DOMAINS: Mapping[str, tuple[Paper, ...]] = {
             2022,
         ),
     ),
+    "fada": (
+        Paper(
+            "peng2020federated",
+            "Peng, Xingchao and Huang, Zijun and Zhu, Yizhe and Saenko, Kate",
+            "Federated Adversarial Domain Adaptation",
+            "ICLR",
+            2020,
+        ),
+    ),
     "m3sda": (
         Paper(
             "peng2019moment",

@@ -18,6 +18,7 @@ from fedfleet.algorithms.drfa import DrfaOptions, drfa
 from fedfleet.algorithms.extra_step import extra_step
 from fedfleet.algorithms.f3ast import F3astOptions, FedLaAvgOptions, f3ast, fedlaavg
 from fedfleet.algorithms.fact import FactOptions, fact
+from fedfleet.algorithms.fada import FadaOptions, fada
 from fedfleet.algorithms.fedas import FedAsOptions, fedas
 from fedfleet.algorithms.fedasync import FedAsyncOptions, fedasync
 from fedfleet.algorithms.fedavg import AveragingOptions, FedAvgOptions, FedOptOptions, fedavg
@@ -153,6 +154,11 @@ ROWS: dict[str, Entry[Build]] = {
         FedKaOptions,
         fedka,
         "features matched with the target's, and votes on its classes: two phases (Sun et al. 2022)",
+    ),
+    "fada": Entry(
+        FadaOptions,
+        fada,
+        "an adversary for each source and the target, and attention, reconstructed: three phases (Peng et al. 2020)",
     ),
     "mcd": Entry(McdOptions, mcd, "two heads driven apart on a target, centralised (Saito et al. 2018)"),
     "m3sda": Entry(M3sdaOptions, m3sda, "MCD with domains' moments matched, centralised (Peng et al. 2019)"),

@@ -18,6 +18,7 @@ from fedfleet.simulator.algorithm import (
 )
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.clusters import k_means
 from fedfleet.simulator.arithmetic.noise import normals
 from fedfleet.simulator.arithmetic.optim import Optimizer, adagrad, adam, adaptive, sgd
 from fedfleet.simulator.arithmetic.random_waves import in_waves, waves
@@ -97,6 +98,7 @@ __all__ = [
     "beneath",
     "imported",
     "in_waves",
+    "k_means",
     "krum_shares",
     "normals",
     "positions",

@@ -143,7 +143,8 @@ class DomainAdaptation:
     """An extractor, a head and an adversary; accuracy.
 
     Rows of a target have no labels in training. Functions: "predict", {"logits"} (B, classes) and, of an adversary that tells
-    domains apart, {"target"} (B,), its logit of an example being of a target; "per_example", accuracy and loss (B,).
+    domains apart, {"target"} (B,), its logit of an example being of a target; "per_example", accuracy and loss (B,); "features",
+    and those "in training", which take ``batch.data["key"]``.
     """
 
     def __init__(self, options: AdaptationOptions, shape: DataShape):
@@ -160,11 +161,16 @@ class DomainAdaptation:
                 "reversed": Objective(loss=self._reversed, sign={"x": 1, "y": 1}),
                 "mkmmd": Objective(loss=self._mkmmd, sign={"x": 1}),
                 "voted": Objective(loss=self._voted, sign={"x": 1}),
+                "labels": Objective(loss=self._labels, sign={"x": 1}),
+                "identify": Objective(loss=self._identify, sign={"y": 1}),
+                "confuse": Objective(loss=self._confuse, sign={"x": 1, "others": 1}),
+                "pulled": Objective(loss=self._pulled, sign={"x": 1}),
             }
         self.functions: Mapping[str, Callable[[Tree, Batch], Any]] = {
             "predict": self._predict,
             "per_example": self._per_example,
             "features": lambda z, batch: self.features(z, batch.x),
+            "features_in_training": lambda z, batch: self._features(z, batch.x, _training(batch))[0],
         }
 
     def _build(self, seed: int) -> adaptation_nets.Nets:
@@ -194,6 +200,10 @@ class DomainAdaptation:
     def no_shift(self, kind: Shift) -> Tree:
         """Return the part that the objective "shifted" takes besides, where it leaves inputs as they are."""
         return no_shift(self._shape.example, kind)
+
+    def blank(self, rows: int) -> Tensor:
+        """Return so many inputs (rows, ...) that are all 0."""
+        return torch.zeros(rows, *self._shape.example)
 
     def features(self, z: Tree, x: Tensor) -> Tensor:
         """Return the features (B, width) of inputs (B, ...), which heads and adversary take."""
@@ -264,6 +274,39 @@ class DomainAdaptation:
         value = ctx["alpha"] * batch.mean(cross_entropy(logits, ctx["winner"]))
         return value, {BUFFERS: counted} if BUFFERS in z else {}
 
+    def _labels(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, Tree]:
+        """Return the mean cross-entropy of the labelled rows."""
+        batch = batch.only(~_target(batch))
+        features, counted = self._features(z, batch.x, Pass(batch.weight, key))
+        logits = self.logits(z, features, Pass(batch.weight, rng.fold(key, "head")))
+        return batch.mean(cross_entropy(logits, batch.y.clamp(min=0))), {BUFFERS: counted} if BUFFERS in z else {}
+
+    def _identify(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, Tree]:
+        """Return what FADA's domain identifier descends, of labelled rows and ``ctx["others"]`` (m, B, width) of targets."""
+        return self._of_pair(z, batch, ctx["others"], ctx["real"], key, confused=False)[0], {}
+
+    def _confuse(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, Tree]:
+        """Return what FADA's extractors descend, of labelled rows and the part ``z["others"]`` (m, B, width)."""
+        value, counted = self._of_pair(z, batch, z["others"], ctx["real"], key, confused=True)
+        return value, {BUFFERS: counted} if BUFFERS in z else {}
+
+    def _of_pair(
+        self, z: Tree, batch: Batch, others: Tensor, real: Tensor, key: Key, *, confused: bool
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of a source's rows and of features (m, B, width) of targets, of which those ``real`` (m, B) count."""
+        batch = batch.only(~_target(batch))
+        features, counted = self._features(z, batch.x, Pass(batch.weight, key))
+        there = Batch({}, real.flatten())
+        others = others.flatten(0, 1).to(features.dtype)
+        said, of_others = (self.judged(z, f, f, Pass(b.weight, key)) for f, b in ((features, batch), (others, there)))
+        return adversaries.of_pair(said, batch, of_others, there, confused=confused), counted
+
+    def _pulled(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, Tree]:
+        """Return ``ctx["loss"]`` (), with the gradient that it has where ``ctx["pull"]`` (B, width) is that of the features."""
+        features, counted = self._features(z, batch.x, Pass(batch.weight, key))
+        value = torch.where((batch.weight > 0)[:, None], ctx["pull"] * features, 0.0).sum()
+        return ctx["loss"].to(value.dtype) + value - value.detach(), {BUFFERS: counted} if BUFFERS in z else {}
+
     def _task_loss(self, logits: Tensor, batch: Batch, target: Tensor) -> Tensor:
         each = cross_entropy(logits, batch.y.clamp(min=0))  # rows without labels do not count
         if self._options.task_weight == "per_client_mean":
@@ -283,7 +326,7 @@ class DomainAdaptation:
     def _predict(self, z: Tree, batch: Batch) -> dict[str, Tensor]:
         features = self.features(z, batch.x)
         logits = self.logits(z, features)
-        if TAKES[self._options.loss] not in ("features", "products"):
+        if TAKES[self._options.loss] not in ("features", "products") or "y" not in z:
             return {"logits": logits}
         return {"logits": logits, "target": adversaries.target_logit(self.judged(z, features, logits))}
 
@@ -321,6 +364,11 @@ def _counted(nets: adaptation_nets.Nets) -> dict[str, Tensor]:
 def _of(net: str, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the parameters of one net by their names there."""
     return {name.removeprefix(f"{net}."): p for name, p in parameters.items() if name.startswith(f"{net}.")}
+
+
+def _training(batch: Batch) -> Pass:
+    """Return a pass of training whose key is in the batch."""
+    return Pass(batch.weight, batch.data["key"])
 
 
 def _target(batch: Batch) -> Tensor:

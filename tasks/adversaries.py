@@ -42,6 +42,17 @@ def domain_entropy(judged: Tensor, target: Tensor) -> Tensor:
     return F.softplus(torch.where(target, -logit, logit))
 
 
+def of_pair(source: Tensor, sources: Batch, target: Tensor, targets: Batch, *, confused: bool) -> Tensor:
+    """Return the loss of FADA's domain identifier DI, the probability of an example being the source's.
+
+    -mean log DI(source) - mean log(1 - DI(target)), of what the adversary says of the rows of either. Where it is to be
+    ``confused``, the extractors' loss: -mean log DI(source) - mean log DI(target).
+    """
+    called = torch.zeros_like(targets.weight, dtype=torch.bool) | (not confused)
+    known = sources.mean(domain_entropy(source, torch.zeros_like(sources.weight, dtype=torch.bool)))
+    return known + targets.mean(domain_entropy(target, called))
+
+
 def dann(judged: Tensor, batch: Batch, target: Tensor) -> Tensor:
     """Return the mean over all rows, DANN's and CDAN's."""
     return batch.mean(domain_entropy(judged, target))

@@ -29,6 +29,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedfleet.simulator.arithmetic import clusters
+from fedfleet.simulator.arithmetic.clusters import pick
 from fedfleet.simulator.author import Key, rng
 from fedfleet.tasks.mixstyle import kept, style
 
@@ -74,30 +76,14 @@ def restyled(maps: Tensor, old: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor
     return (maps - mean) / deviation * new_deviation + new_mean
 
 
-def pick(u: Tensor, mass: Tensor) -> Tensor:
-    """Return for each of u (n,), uniform on [0, 1), the row that it falls on, where rows have mass (B,) or (n, B)."""
-    up_to = mass.to(torch.float64).cumsum(-1)
-    return (up_to <= u[:, None] * up_to[..., -1:]).sum(-1).clamp(max=mass.shape[-1] - 1)
-
-
 def centres(key: Key, points: Tensor, real: Tensor, used: Tensor, most: int) -> Tensor:
     """Return cluster centres (most, D) of the points (B, D) that are ``real`` (B,), of which the first ``used`` count.
 
-    k-means++ seeding, a point drawn in proportion to its squared distance from the nearest seed, and then one step of Lloyd's
-    algorithm. Where all points are seeds, any is drawn.
+    k-means++ seeding, and then one step of Lloyd's algorithm.
     """
-    u = rng.uniform(key, most, torch.float64)
-    seeds, apart = [], []
-    alike = mass = real.to(torch.float64)
-    for j in range(most):
-        seeds.append(points.index_select(0, pick(u[j : j + 1], torch.where(mass.sum() > 0, mass, alike))))
-        apart.append((points - seeds[-1]).square().sum(1).to(torch.float64) * alike)
-        mass = apart[0] if j == 0 else torch.minimum(mass, apart[j])
+    seeds, apart = clusters.seeded(key, points, real, most)
     among = torch.arange(most, device=points.device) < used
-    nearest = torch.where(among[:, None], torch.stack(apart), torch.inf).argmin(0)
-    member = ((nearest == torch.arange(most, device=points.device)[:, None]) & real).to(points.dtype)  # (most, B)
-    size = member.sum(1, keepdim=True)
-    return torch.where(size > 0, member @ points / size.clamp(min=1), torch.cat(seeds))
+    return clusters.centres(clusters.members(torch.where(among[:, None], apart, torch.inf), real), points, seeds)
 
 
 def shared(key: Key, maps: Tensor, weight: Tensor, change: Change) -> Tensor:

@@ -81,6 +81,10 @@ CASES: dict[str, tuple[str, dict]] = {
             "optimizer": {"momentum": 0.9},
         },
     ),
+    "fada": (
+        "domain_adaptation",
+        {"steps": 2, "batch_size": 7, "lr": 0.05, "clusters": 3, "targets": 2, "optimizer": {"momentum": 0.9}},
+    ),
     "m3sda": (
         "two_heads",
         {"steps": 2, "generator_steps": 1, "batch_size": 7, "lr": 0.05, "penalty": 0.3, "optimizer": {"momentum": 0.9}},
@@ -154,7 +158,7 @@ ALIKE = {
     "fediir", "fedsr", "stablefdg", "irm", "vrex", "coral", "mmd", "fishr", "fish", "scaffold", "parallel_sgda",
     "local_sgda", "local_sgda_plus", "extra_step", "catalyst_scaffold_s", "coda_plus", "codasca", "cdma_nc",
     "cdma_one", "cdma_ada", "fedmm", "fedsgda", "fedavg_sgda", "fedprox_sgda", "fedrobust", "gt_gda", "gt_hsgd",
-    "fact", "kd3a", "fedka", "feddyn", "fedawe", "amplified_fedavg", "amplified_scaffold", "clustered_sampling", "fedasync",
+    "fact", "kd3a", "fedka", "fada", "feddyn", "fedawe", "amplified_fedavg", "amplified_scaffold", "clustered_sampling", "fedasync",
 }  # fmt: skip
 """Algorithms in whose means clients count alike."""
 NO_MEAN = {
@@ -169,7 +173,7 @@ OWN_WEIGHTS: dict[str, set[str]] = {
     "cdma_ada, fedau": {"own", "alike"},
 }
 """Rows in which clients count by numbers of their own, and how in other means of the round. In the rest they count by examples."""
-INVITE = {"fact": 2, "kd3a": 4, "fedka": 3}
+INVITE = {"fact": 2, "kd3a": 4, "fedka": 3, "fada": 4}
 """Clients asked a round, of algorithms that leave no choice."""
 LEARN_UNLABELLED = {
     "fact",

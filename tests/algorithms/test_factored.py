@@ -67,6 +67,7 @@ STANDS_IN_THE_WAY = {
         "m3sda": OWN,
         "kd3a": OWN,
         "fedka": OWN,
+        "fada": OWN,
         "ditto": OWN,
         "fedsam": "mul",
         "mofedsam": "mul",
@@ -77,7 +78,20 @@ STANDS_IN_THE_WAY = {
 KEPT = {"fedper": {"x.5.weight"}, "fedrep": {"x.5.weight"}, "lg_fedavg": {"x.1.weight", "x.3.weight"}}
 KEPT["fedpac"] = KEPT["fedper"] | KEPT["lg_fedavg"]  # it looks at the features of a body that it has trained
 """Adam squares the gradient, q-FFL its update; the others add what is a client's own: control variate, dual, tracker, momentum."""
-BESIDE = {"discord", "idd", "residual", "invariant", "near", "aligned", "distil", "mkmmd", "voted"}
+BESIDE = {
+    "discord",
+    "idd",
+    "residual",
+    "invariant",
+    "near",
+    "aligned",
+    "distil",
+    "mkmmd",
+    "voted",
+    "identify",
+    "confuse",
+    "pulled",
+}
 """Objectives that algorithms have beside the one that they are mostly about."""
 TABLES = {"fedsr": {"p.mu", "p.sigma"}}
 """What a client keeps by class, of which a loss takes the row of each example."""
@@ -99,6 +113,8 @@ def test_the_weights_stay_factored_unless_the_algorithm_needs_them_multiplied_ou
     of = {path: leaf.numel() for path, leaf in T.named_leaves(z) if path in weights}
     twice = of["head.0.weight"] if name == "mcd" else 0  # it trains both heads
     twice = sum(of.values()) if name == "m3sda" else twice  # and passes sources and target by themselves
+    if name == "fada":  # labels ask no adversary
+        twice = -sum(n for path, n in of.items() if path.startswith("y."))
     (trained,) = notes.products.keys() - BESIDE
     assert notes.products[trained] == sum(of.values()) + twice
     if name in STANDS_IN_THE_WAY:

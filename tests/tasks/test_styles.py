@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedfleet.simulator.arithmetic import rng
-from fedfleet.tasks.styles import Change, balanced, centres, explored, pick, shared, styles, with_room
+from fedfleet.tasks.styles import Change, balanced, centres, explored, shared, styles, with_room
 
 DRAWS = 4000
 KEYS = rng.fold(rng.key(0), torch.arange(DRAWS))
@@ -24,12 +24,6 @@ ALWAYS = Change(1.0, 1.0, 4, 3.0, 0.4, FOREIGN)
 
 def padded(x: Tensor, more: int, value: float) -> Tensor:
     return torch.cat([x, torch.full((more, *x.shape[1:]), value, dtype=x.dtype)])
-
-
-def test_rows_are_picked_by_their_mass():
-    u = torch.tensor([0.0, 0.2499, 0.25, 0.9999])
-    assert pick(u, torch.tensor([0.0, 1.0, 0.0, 3.0, 0.0])).tolist() == [1, 1, 3, 3]
-    assert pick(u[1:3], torch.tensor([[1, 0, 3], [0, 2, 2]])).tolist() == [0, 1]
 
 
 LINE = torch.tensor([0.0, 1.0, 3.0, 50.0, 7.0], dtype=torch.float64)[:, None]  # the fourth does not count
