@@ -23,7 +23,7 @@ LLOYD = 10
 def gap(features: Tensor, member: Tensor) -> Tensor:
     """Return I (), float64, of features (B, width), of which ``member`` (K, B) bool says which cluster they are in, if any."""
     points, real = features.to(torch.float64), member.any(0)
-    apart = torch.stack([(points - row).square().sum(1) for row in points.unbind(0)]).sqrt()
+    apart = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
     apart = torch.where(real[:, None] & real, apart, 0.0)
     weight = member.to(torch.float64)
     within = ((weight @ apart) * weight).sum(1)

@@ -11,6 +11,9 @@ from torch import Tensor
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic.rng import Key
 
+EXACT = "donot_use_mm_for_euclid_dist"
+"""How ``torch.cdist`` takes each difference itself, so that near points lose no digits."""
+
 
 def pick(u: Tensor, mass: Tensor) -> Tensor:
     """Return for each of u (n,), uniform on [0, 1), the row that it falls on, where rows have mass (B,) or (n, B)."""
@@ -28,7 +31,7 @@ def seeded(key: Key, points: Tensor, real: Tensor, most: int) -> tuple[Tensor, T
     alike = mass = real.to(torch.float64)
     for j in range(most):
         seeds.append(points.index_select(0, pick(u[j : j + 1], torch.where(mass.sum() > 0, mass, alike))))
-        apart.append(_squares(points, seeds[-1]) * alike)
+        apart.append((points - seeds[-1]).square().sum(1).to(torch.float64) * alike)
         mass = apart[0] if j == 0 else torch.minimum(mass, apart[j])
     return torch.cat(seeds), torch.stack(apart)
 
@@ -50,9 +53,5 @@ def k_means(key: Key, points: Tensor, real: Tensor, clusters: int, steps: int) -
     middle, apart = seeded(key, points, real, clusters)
     for _ in range(steps):
         middle = centres(members(apart, real), points, middle)
-        apart = torch.stack([_squares(points, row) for row in middle.unbind(0)])
+        apart = torch.cdist(middle, points, compute_mode=EXACT)
     return members(apart, real)
-
-
-def _squares(points: Tensor, row: Tensor) -> Tensor:
-    return (points - row).square().sum(1).to(torch.float64)
