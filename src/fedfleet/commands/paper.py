@@ -84,6 +84,8 @@ class PaperTable(Options):
     paper: dict[str, Printed] = Field(default={})
     """Row -> column -> what is printed there: a number, or a mean and a standard deviation; "worst" and "mean" are columns."""
 
+    printed: str = "paper"
+    """What rows of printed numbers are called, such as where they are no paper's."""
     cited: dict[str, Printed] = Field(default={})
     """Rows of the paper's that are not run here, such as those it takes from other papers: row -> column -> what is printed."""
 
@@ -253,10 +255,10 @@ def _ours(table: PaperTable, result: Found) -> Iterator[str]:
         yield f"| {label} | ours | {' | '.join(cells)} |"
         if label in table.paper:  # whose worst is the worst of the means
             names = [*("" if c == WORST else c for c in mine), *([WORST] if table.worst_of else [])]
-            yield f"| | paper | {' | '.join(_printed(table.paper[label].get(c), table.digits) for c in names)} |"
+            yield f"| | {table.printed} | {' | '.join(_printed(table.paper[label].get(c), table.digits) for c in names)} |"
     for label, printed in table.cited.items():
         cells = [_printed(printed.get(c), table.digits) for c in heads]
-        yield f"| {label} | paper | {' | '.join(cells)} |"
+        yield f"| {label} | {table.printed} | {' | '.join(cells)} |"
 
 
 def _differences(table: PaperTable, result: Found) -> Iterator[str]:
