@@ -45,6 +45,9 @@ def test_rows_that_are_cited_alone_stand_below_those_that_are_run(tmp_path):
     lines = paper.markdown(table(paper={"a, small": {"loss": 2.5}}, cited={"theirs": {"loss": (4.0, 0.5)}}), FOUND)
     rows = [line for line in lines.splitlines() if "| paper |" in line]
     assert rows == ["| | paper | 2.50 |", "| theirs | paper | 4.00 ± 0.50 |"]
+    other = paper.markdown(table(paper={"a, small": {"loss": 2.5}}, printed="calibration"), FOUND)
+    assert "| | calibration | 2.50 |" in other.splitlines()
+    assert "paper" not in other
     for cited, key in (({"theirs": {"no": 1.0}}, "cited.theirs.no"), ({"a, small": {"loss": 1.0}}, "cited.a, small")):
         written = {"title": "T", "source": "S", "config": "c.yaml", "columns": {"loss": "loss"}, "cited": cited}
         (tmp_path / "t.yaml").write_text(yaml.safe_dump({**written, "paper": {"a, small": {"loss": 2.5}}}))

@@ -305,6 +305,11 @@ FEDKA = {
     "task": {"name": "domain_adaptation", "hidden": [8]},
     "domains": {"target": "mnistm", "share_target": True},
 }
+FADA = {
+    "algorithm": {"name": "fada", "steps": 2, "batch_size": 8, "clusters": 3},
+    "cohort": {"size": 4},
+    "task": {"name": "domain_adaptation", "hidden": [8]},
+}
 M3SDA = {
     "algorithm": {"name": "m3sda", "batch_size": 20, "steps": 2, "lr": 0.01},
     "cohort": {"size": 1},
@@ -312,7 +317,7 @@ M3SDA = {
 }
 
 
-@pytest.mark.parametrize("given", [KD3A, FEDKA, M3SDA], ids=["kd3a", "fedka", "m3sda"])
+@pytest.mark.parametrize("given", [KD3A, FEDKA, FADA, M3SDA], ids=["kd3a", "fedka", "fada", "m3sda"])
 def test_facts_company_runs_from_a_configuration(given, tmp_path):
     """Rounds of a run are those that gates and weights rise over, and the target is measured."""
     config = fedfleet.load({**ADAPTS, **given, "rounds": 2})
@@ -350,6 +355,9 @@ def test_what_fits_no_domains_is_refused(subtests):
         (KD3A, {"algorithm": "fedavg", "domains.share_target": True}, "domains.share_target=true: "),
         (M3SDA, {**digits, "domains.target": ()}, "algorithm.name='m3sda'"),
         (KD3A, {"domains.share_target": True, "domains.target": ()}, "domains"),
+        (FADA, {"task": {"name": "two_heads", "hidden": [8]}}, "algorithm.name='fada'"),
+        (FADA, {"domains.target": ()}, "algorithm.name='fada'"),
+        (FADA, {"algorithm.targets": 2}, "algorithm.targets=2: "),
     ):
         with subtests.test(key):
             refused(lambda g=given, c=changes: fedfleet.Experiment(fedfleet.load({**ADAPTS, **g, "rounds": 2}, c)), key)
