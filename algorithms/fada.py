@@ -118,7 +118,7 @@ class Work:
 
     def __init__(self, options: FadaOptions, task: Any):
         self._options, self._rule = options, options.optimizer.build()
-        self._blank = task.blank(options.batch_size) if options.align else None
+        self._blank = task.blank(options.batch_size)
         self._plan = BatchPlan(size=options.batch_size, steps=1, stratified="spread")
         self.features = self._work(self._begin_features, self._take_features, self._end_features)
         self.source = self._work(self._begin_source, self._learn, self._end_source)

@@ -157,6 +157,7 @@ def tightness(features: Tensor, key: Tensor) -> float:
     points, n = features.tolist(), len(features)
     apart = lambda a, b: sum((p - q) ** 2 for p, q in zip(a, b, strict=True))  # noqa: E731
     middle: list[list[float]] = []
+    groups: list[list[Any]] = []
     for u in rng.uniform(key, CLUSTERS, torch.float64).tolist():
         mass = [min((apart(p, m) for m in middle), default=1.0) for p in points]
         mass = mass if sum(mass) > 0 else [1.0] * n
@@ -284,7 +285,8 @@ def test_several_targets_are_one_with_all_their_examples():
 def test_a_target_keeps_its_minibatch_until_the_gradient_of_its_features_is_back():
     """Without any data of the last exchange: the loss that its gradient is of is that of the features it had sent."""
     where = world()
-    task, z = where.task, begun(where)
+    task: Any = where.task
+    z = begun(where)
     batch = Batch({"x": where.population.data["x"][:5], "key": rng.key(1)}, torch.ones(5).double())
     pull = rng.normal(rng.key(2), (5, 6), torch.float64)
     x = {n: v.clone().requires_grad_() for n, v in z["x"].items()}
