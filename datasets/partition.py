@@ -124,11 +124,13 @@ def by_domain(
     targets: Collection[int] = (),
     target_clients: int | None = None,
     heterogeneity: float = 1.0,
+    equal: bool = False,
 ) -> Partition:
     """Give every client examples of one domain only, or mixed with others, dealt at random; clients are numbered domain by domain.
 
     A domain has clients in proportion to its examples, by largest remainder, and at least one: it is their home. With
-    `target_clients` the target domains have so many in all, and the sources the others. Of n examples of a domain,
+    `target_clients` the target domains have so many in all, and the sources the others. With `equal` all domains have as many
+    clients, whatever their examples; with `target_clients` too, all sources, and all targets. Of n examples of a domain,
     floor(heterogeneity * n) are dealt to the clients at home there, and the others go into a pool of which all clients have
     equal parts, each with the domains in proportion: at 0 all clients hold the same mixture, and nobody is at home anywhere.
     Sources and targets have a pool each. Clients at home in one domain differ by at most one example.
@@ -145,7 +147,7 @@ def by_domain(
     target = np.isin(values, list(targets))
     if heterogeneity < 1 and max(target.sum(), (~target).sum()) < 2:
         raise ValueError(f"heterogeneity is {heterogeneity}: there are no two domains to mix: leave it out")
-    counts = _clients_of_domains(totals, clients, target, target_clients)
+    counts = _clients_of_domains(totals, clients, target, target_clients, equal=equal)
     rng = generator("by_domain", seed)
     shuffled = rng.permutation(len(domains))
     of_domain = np.split(shuffled[np.argsort(domain[shuffled], kind="stable")], np.cumsum(totals)[:-1])
@@ -170,7 +172,7 @@ def by_domain(
 
 
 def _clients_of_domains(
-    totals: Integers, clients: int, target: NDArray[np.bool_], target_clients: int | None
+    totals: Integers, clients: int, target: NDArray[np.bool_], target_clients: int | None, *, equal: bool
 ) -> Integers:
     """Return how many clients are at home in each domain, of which some are targets."""
     counts = np.zeros_like(totals)
@@ -185,8 +187,20 @@ def _clients_of_domains(
             raise ValueError(f"{count} clients cannot cover {least} {what}: ask for at least {least} clients")
         if count > (most := int(totals[mine].sum())):
             raise ValueError(f"{count} clients cannot share {most} examples of {what}: ask for at most {most} clients")
-        counts[mine] = _apportion(count, totals[mine])
+        counts[mine] = _equal(count, totals[mine], what) if equal else _apportion(count, totals[mine])
     return counts
+
+
+def _equal(clients: int, totals: Integers, what: str) -> int:
+    """Return the clients of each domain where all have as many. Raises ValueError."""
+    each, over = divmod(clients, len(totals))
+    if over:
+        raise ValueError(
+            f"equal is true: {clients} clients do not divide among {len(totals)} {what}: ask for {each * len(totals)} of them"
+        )
+    if each > (fewest := int(totals.min())):
+        raise ValueError(f"equal is true: {each} clients cannot share {fewest} examples: ask for at most {fewest} a domain")
+    return each
 
 
 def _interleaved(parts: list[Integers]) -> Integers:

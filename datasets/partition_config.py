@@ -5,7 +5,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 from torch import Tensor
 
 from fedfleet.datasets import partition, partition_file, partition_skews
@@ -99,7 +99,7 @@ class QuantitySkew(PartitionConfig):
 
 
 class ByDomain(PartitionConfig):
-    """Every client within one domain, or at home there, clients of a domain in proportion to its examples."""
+    """Every client within one domain, or at home there; a domain has clients in proportion to its examples, or as many as others."""
 
     heterogeneity: float = Field(
         1.0,
@@ -110,6 +110,15 @@ class ByDomain(PartitionConfig):
     target_clients: int | None = Field(
         None, ge=1, description="Clients of the target domains, in all; in proportion, as of sources, if not given"
     )
+    equal: bool = Field(
+        False, description="As many clients of each source, and of each target, whatever their examples; not in proportion"
+    )
+
+    @model_validator(mode="after")
+    def _applies(self) -> "ByDomain":
+        if self.equal and self.heterogeneity == 0:
+            raise ValueError("equal=true: at a heterogeneity of 0 no client belongs to a domain: leave it out")
+        return self
 
     def split(
         self, labels: Tensor, domains: Tensor | None, clients: int, seed: int, targets: Collection[int] = ()
@@ -119,7 +128,8 @@ class ByDomain(PartitionConfig):
             raise ValueError("this data set has no domains: choose another partition than by_domain")
         if self.target_clients is not None and not targets:
             raise ValueError(f"target_clients is {self.target_clients}, and no domain is a target: leave it out")
-        return partition.by_domain(domains, clients, seed, targets, self.target_clients, self.heterogeneity)
+        given = (self.target_clients, self.heterogeneity, self.equal)
+        return partition.by_domain(domains, clients, seed, targets, *given)
 
 
 class DomainShare(PartitionConfig):

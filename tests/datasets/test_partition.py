@@ -249,6 +249,9 @@ def test_refusals_are_one_line_with_the_number(subtests):
          ((5, [0, 1, 2], 4), "there are no sources"), ((8, [1], 1), "7 clients cannot share 6 examples of sources"),
          ((7, [1], 4), "4 clients cannot share 3 examples of target domains"))),
         (lambda: PARTITIONS.make("by_domain", target_clients=2).split(y, y, 5, 0), "target_clients is 2"),
+        (lambda: partition.by_domain(y, 4, 0, equal=True), "4 clients … 3 domains: ask for 3"),
+        (lambda: partition.by_domain(y, 6, 0, [1], 1, equal=True), "5 clients … 2 sources: ask for 4"),
+        (lambda: partition.by_domain(torch.tensor([0] * 9 + [1] * 2), 6, 0, equal=True), "3 clients … 2 examples"),
         (lambda: PARTITIONS.make("by_domain").split(y, None, 2, 0), "no domains"),
     ]  # fmt: skip
     all_say(subtests, lambda make: make(), rows, ValueError)
@@ -269,11 +272,25 @@ def test_a_target_may_be_whole_while_sources_are_cut():
     assert torch.equal(again.indices, dealt.indices)
 
 
+def test_domains_may_have_as_many_clients_whatever_their_examples():
+    """FACT's Figure 2b: four sources, of which USPS is small, in ten clients each, and one target."""
+    domains = torch.arange(5).repeat_interleave(torch.tensor([2500, 2500, 2500, 2500, 744]))
+    config = PARTITIONS.make("by_domain", target_clients=1, equal=True)
+    dealt = config.split(torch.zeros(len(domains)), domains, 41, 3, [1])
+    assert dealt.home is not None
+    assert dealt.home.bincount().tolist() == [10, 1, 10, 10, 10]
+    assert sorted(dealt.sizes[-10:].tolist()) == [74] * 6 + [75] * 4
+    assert_all_dealt(dealt, len(domains))
+    assert partition.by_domain(domains, 41, 3, [1], 1).home.bincount().tolist() == [12, 1, 12, 12, 4]  # pyright: ignore
+    assert partition.by_domain(domains, 10, 3, equal=True).home.bincount().tolist() == [2] * 5  # pyright: ignore
+
+
 def test_configuration_refuses(subtests):
     rows = [
         {"kind": "iid", "alpha": 1.0}, {"kind": "label_sorted", "similarity": -0.1}, {"kind": "dirichlet", "alpha": 0},
         {"kind": "dirichlet", "alpha": float("inf")}, {"kind": "dirichlet", "min_size": -1},
         {"kind": "shards", "labels_per_client": 0}, {"kind": "quantity_skew", "alpha": -1}, {"kind": "by_domian"},
+        {"kind": "by_domain", "equal": True, "heterogeneity": 0},
     ]  # fmt: skip
     for config in rows:
         with subtests.test(f"{config}"), pytest.raises(ValidationError):
