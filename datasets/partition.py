@@ -199,7 +199,9 @@ def _equal(clients: int, totals: Integers, what: str) -> int:
             f"equal is true: {clients} clients do not divide among {len(totals)} {what}: ask for {each * len(totals)} of them"
         )
     if each > (fewest := int(totals.min())):
-        raise ValueError(f"equal is true: {each} clients cannot share {fewest} examples: ask for at most {fewest} a domain")
+        raise ValueError(
+            f"equal is true: {each} clients cannot share {fewest} examples: ask for at most {fewest} a domain"
+        )
     return each
 
 

@@ -99,7 +99,7 @@ class QuantitySkew(PartitionConfig):
 
 
 class ByDomain(PartitionConfig):
-    """Every client within one domain, or at home there; a domain has clients in proportion to its examples, or as many as others."""
+    """Every client within one domain, or at home there; clients of a domain in proportion to its examples, or equal in number."""
 
     heterogeneity: float = Field(
         1.0,
@@ -111,7 +111,8 @@ class ByDomain(PartitionConfig):
         None, ge=1, description="Clients of the target domains, in all; in proportion, as of sources, if not given"
     )
     equal: bool = Field(
-        False, description="As many clients of each source, and of each target, whatever their examples; not in proportion"
+        False,
+        description="As many clients of each source, and of each target, whatever their examples; not in proportion",
     )
 
     @model_validator(mode="after")

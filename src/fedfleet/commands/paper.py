@@ -33,6 +33,8 @@ from fedfleet.simulator.registry import Options
 WORST, MEAN = "worst", "mean"
 Found = dict[str, dict[str, list[float]]]
 """Row -> column -> a value a seed."""
+Places = dict[str, tuple[str, str | None]]
+"""Label -> its row, and its column where it fills one alone."""
 Printed = dict[str, float | tuple[float, float]]
 
 
@@ -61,6 +63,9 @@ class PaperTable(Options):
     """Column -> final metric, such as accuracy, or accuracy[0] for that of domain 0."""
     across: Across | None = None
     """Instead of ``columns``, columns that are runs of their own."""
+    labels: str | None = None
+    """Where rows and columns are parts of a label: a regular expression of whole labels, with groups ``row`` and ``column``. A
+    label fills one cell, several of the same cell are averaged, and those that do not match are not run."""
 
     @field_validator("columns")
     @classmethod
@@ -68,6 +73,19 @@ class PaperTable(Options):
         if wrong := [m for m in columns.values() if not re.fullmatch(r"\w+(\[\d+\])?", m)]:
             raise ValueError(f"{wrong[0]!r}: write a metric, or metric[k] for that of domain k")
         return columns
+
+    @field_validator("labels")
+    @classmethod
+    def _groups(cls, labels: str | None) -> str | None:
+        try:
+            groups = {"row", "column"} if labels is None else set(re.compile(labels).groupindex)
+        except re.error as e:
+            raise ValueError(
+                f"{labels!r}: no regular expression ({e}): write one such as (?P<row>.+) to (?P<column>.+)"
+            ) from None
+        if groups != {"row", "column"}:
+            raise ValueError(f"{labels!r}: it needs the groups row and column: (?P<row>.+) to (?P<column>.+)")
+        return labels
 
     worst_of: list[str] = Field(default=[])
     """Columns of which the worst is a column too; all of them losses, or all of them merits."""
@@ -99,13 +117,33 @@ class PaperTable(Options):
     def _columns(self) -> PaperTable:
         if bool(self.columns) == (self.across is not None):
             raise ValueError("columns: give columns, or across")
+        if self.labels is not None and self.across is not None:
+            raise ValueError("labels: not with across, whose rows are whole labels: leave one out")
         if self.across is not None:
             metric = self._readable({"across": self.across.metric})["across"]
             object.__setattr__(self, "columns", dict.fromkeys(self.across.columns, metric))
         return self
 
-    def of(self, trial: Trial) -> dict[str, str]:
-        """Return the columns that a run fills, with their metrics."""
+    def places(self, labels: Iterable[str]) -> Places:
+        """Return the place of each label that is run. Raises ValueError."""
+        if self.labels is None:
+            return {label: (label, None) for label in labels}
+        found = {label: place for label in labels if (place := re.fullmatch(self.labels, label))}
+        result = {label: (place["row"], place["column"]) for label, place in found.items()}
+        if strange := [label for label, (_, column) in result.items() if column not in self.columns]:
+            raise ValueError(
+                f"{strange[0]!r} is of the column {result[strange[0]][1]!r}: choose of {', '.join(self.columns)}"
+            )
+        if empty := self.columns.keys() - {column for _, column in result.values()}:
+            raise ValueError(
+                f"no label is of the column {min(empty)!r}: leave it out of columns, or write another labels"
+            )
+        return result
+
+    def of(self, trial: Trial, column: str | None) -> dict[str, str]:
+        """Return the columns that a run fills, with their metrics; ``column`` is that of its label."""
+        if column is not None:
+            return {column: self.columns[column]}
         if self.across is None:
             return self.columns
         mine = trial.point[self.across.key]
@@ -146,7 +184,8 @@ def run(
     config = C.load(path.parent / table.config, overrides)
     if table.across is not None:
         config = C.with_overrides(config, {"vary": {table.across.key: [*table.across.columns.values()]}})
-    rows = list(config.compare or {})
+    config, places = arranged(config, table, path)
+    rows = list(dict.fromkeys(row for row, _ in places.values()))
     compared = table.compared(rows)
     for key, named in (("baseline", [*compared, *compared.values()]), ("paper", list(table.paper))):
         if unknown := [row for row in named if row not in rows]:
@@ -155,7 +194,7 @@ def run(
         studying.plan(config, seeds=seeds, grid=False), progress, lambda row: _check(row, table, path)
     )
     errors = studying.run_trials(prepared, out, progress, jobs)
-    result = collected(prepared, table, out)
+    result = collected(prepared, table, places, out)
     text = markdown(table, result) + _versions(prepared, out)
     write_text(out / "table.md", text)
     write_text(out / "table.json", json.dumps(result, indent=2).replace("NaN", "null") + "\n")
@@ -165,6 +204,18 @@ def run(
         progress.say(text)
     studying.check(errors, prepared.study)
     return text
+
+
+def arranged(config: C.Config, table: PaperTable, path: Path) -> tuple[C.Config, Places]:
+    """Return the configuration with the labels alone that are run, and the place of each. Raises ConfigError."""
+    labels = config.compare or {}
+    try:
+        places = table.places(labels)
+    except ValueError as e:
+        raise ConfigError(f"{path}: labels: {e}") from None
+    if table.labels is None:
+        return config, places
+    return config.model_copy(update={"compare": {label: labels[label] for label in places}}), places
 
 
 def _check(row: Experiment, table: PaperTable, path: Path) -> None:
@@ -189,20 +240,29 @@ def _check(row: Experiment, table: PaperTable, path: Path) -> None:
             )
 
 
-def collected(prepared: studying.Prepared, table: PaperTable, out: Path) -> Found:
-    """Return of each row the columns, and the worst of some, over the seeds in their order; scaled; NaN where there is none."""
-    result: Found = {}
+def collected(prepared: studying.Prepared, table: PaperTable, places: Places, out: Path) -> Found:
+    """Return of each row the columns, and the worst of some, over the seeds in their order.
+
+    Values are scaled, NaN where a run has none, and a cell that no run fills has none.
+    """
+    cells: dict[str, dict[str, dict[int, list[float]]]] = {}
     for trial in prepared.study.trials:
         folder = studying.folder(out, trial)
         summary = checked(folder)
         ended, final = summary.get("status") in ("finished", "stopped"), summary.get(table.value, {})
-        mine = result.setdefault(trial.label, {})
-        for name, metric in table.of(trial).items():
-            mine.setdefault(name, []).append(table.scale * _value(folder, final, metric) if ended else math.nan)
+        row, column = places[trial.label]
+        mine = cells.setdefault(row, {name: {} for name in table.columns})
+        for name, metric in table.of(trial, column).items():
+            value = table.scale * _value(folder, final, metric) if ended else math.nan
+            mine[name].setdefault(trial.config.seed, []).append(value)
+    result = {
+        row: {c: [statistics.fmean(v) for v in of.values()] for c, of in mine.items()} for row, mine in cells.items()
+    }
     for mine in result.values():
         for name, of, together in ((WORST, table.worst_of, _worst(table)), (MEAN, table.mean_of, statistics.fmean)):
             if of:
-                mine[name] = [together(seed) for seed in zip(*(mine[column] for column in of), strict=True)]
+                whole = all(mine[column] for column in of)
+                mine[name] = [together(seed) for seed in zip(*(mine[c] for c in of), strict=True)] if whole else []
     return result
 
 
@@ -243,7 +303,7 @@ def _versions(prepared: studying.Prepared, out: Path) -> str:
 
 def _ours(table: PaperTable, result: Found) -> Iterator[str]:
     first = next(iter(result.values()))
-    seeds = len(next(iter(first.values())))
+    seeds = max(map(len, first.values()))
     heads = [*first, "worst of the means"] if table.worst_of else list(first)
     yield f"{table.title} ({table.source}); ours: mean ± standard deviation over {seeds} seeds\n"
     yield f"| {table.rows} | | {' | '.join(heads)} |"
@@ -251,7 +311,8 @@ def _ours(table: PaperTable, result: Found) -> Iterator[str]:
     for label, mine in result.items():
         cells = [_mean(values, table.digits) for values in mine.values()]
         if table.worst_of:
-            cells.append(f"{_worst(table)(statistics.fmean(mine[c]) for c in table.worst_of):.{table.digits}f}")
+            means = [statistics.fmean(mine[c]) for c in table.worst_of if mine[c]]
+            cells.append(f"{_worst(table)(means):.{table.digits}f}" if means else "")
         yield f"| {label} | ours | {' | '.join(cells)} |"
         if label in table.paper:  # whose worst is the worst of the means
             names = [*("" if c == WORST else c for c in mine), *([WORST] if table.worst_of else [])]
@@ -270,7 +331,8 @@ def _differences(table: PaperTable, result: Found) -> Iterator[str]:
     yield f"| {table.rows} | {' | '.join(columns)} |"
     yield f"|---|{'---|' * len(columns)}"
     for label, base in compared.items():
-        gaps = {c: [a - b for a, b in zip(result[label][c], result[base][c], strict=True)] for c in columns}
+        both = {c: (result[label][c], result[base][c]) for c in columns}
+        gaps = {c: [a - b for a, b in zip(*two, strict=True)] if all(two) else [] for c, two in both.items()}
         cells = (_gap(each, table.digits, _less_is_better(table, c)) for c, each in gaps.items())
         yield f"| {label if one else f'{label} beside {base}'} | {' | '.join(cells)} |"
 
@@ -285,6 +347,8 @@ def _gap(gaps: list[float], digits: int, less: bool) -> str:
 
 
 def _mean(values: list[float], digits: int) -> str:
+    if not values:  # a cell that no run fills
+        return ""
     known = [v for v in values if math.isfinite(v)]
     if not known:
         return "none"

@@ -6,8 +6,10 @@ import pytest
 import yaml
 
 import fedfleet
-from fedfleet.commands import paper
+from fedfleet.commands import paper, study
+from fedfleet.config.schema import load
 from fedfleet.experiments.progress import Progress
+from fedfleet.report import paper_figure
 from fedfleet.simulator.errors import ConfigError
 
 FOUND = {"a, small": {"loss": [1.0, 3.0]}, "b, small": {"loss": [0.5, 3.5]}, "b, large": {"loss": [9.0, 9.5]}}
@@ -76,3 +78,51 @@ def test_columns_may_be_pairs_of_domains_of_which_the_second_is_the_target(tmp_p
         run = fedfleet.run(fedfleet.load(config, {**named, "compare": None}), out=tmp_path / column)
         assert found[column] == [run.summary["final"]["eval/target_accuracy"]]
     assert found["A to B"] != found["B to A"]
+
+
+TO = r"(?P<row>\d), .* to (?P<column>\w+)"
+PLAIN = {"title": "T", "source": "S", "config": "c.yaml", "columns": {"x": "accuracy", "y": "accuracy"}, "labels": TO}
+
+
+def test_rows_and_columns_may_be_parts_of_labels(tmp_path):
+    """Two labels of one cell are averaged, seed by seed; one that does not match is not run; a cell may be of none."""
+    values = {"1, a to x": [1.0, 2.0], "1, b to x": [3.0, 6.0], "1, a to y": [8.0, 7.0], "2, a b to x": [5.0, 5.5]}
+    config = load({"rounds": 1, "compare": {label: {} for label in [*values, "other"]}})
+    made = paper.PaperTable(**PLAIN, mean_of=["x", "y"], baseline="1", paper={"2": {"x": 0.5}})
+    config, places = paper.arranged(config, made, tmp_path)
+    planned = study.plan(config, seeds=2, grid=False)
+    assert [trial.label for trial in planned.trials[::2]] == [*values]
+    for trial in planned.trials:
+        folder = study.folder(tmp_path, trial)
+        folder.mkdir(parents=True)
+        final = {"eval/accuracy": values[trial.label][trial.config.seed]}
+        (folder / "summary.json").write_text(json.dumps({"status": "finished", "final": final}))
+    found = paper.collected(study.Prepared(planned, (), {}), made, places, tmp_path)
+    assert found == {
+        "1": {"x": [2.0, 4.0], "y": [8.0, 7.0], "mean": [5.0, 5.5]},
+        "2": {"x": [5.0, 5.5], "y": [], "mean": []},
+    }
+    lines = paper.markdown(made, found).splitlines()
+    assert "over 2 seeds" in lines[0]
+    assert "| 2 | ours | 5.25 ± 0.35 |  |  |" in lines
+    assert lines[-1] == "| 2 | +2.25 ± 0.75 (2 of 2) | none | none |"
+    assert paper_figure.draw("T", found, {}).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"labels": "(?P<row>.+)"}, "labels: .*needs the groups row and column"),
+        ({"labels": "(?P<row>"}, "labels: .*no regular expression"),
+        ({"labels": r"(?P<row>\d), (?P<column>\w) .*"}, "labels: '1, a to x' is of the column 'a': choose of x, y"),
+        ({"columns": {"x": "accuracy", "z": "accuracy"}}, "labels: '1, a to y' is of the column 'y'"),
+        ({"columns": {"x": "accuracy", "y": "accuracy", "z": "accuracy"}}, "labels: no label is of the column 'z'"),
+        ({"columns": {}, "across": {"key": "seed", "columns": {"x": 1}, "metric": "loss"}}, "labels: not with across"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused(tmp_path, changed, says):
+    compare = {"1, a to x": {}, "1, a to y": {"algorithm.lr": 0.2}}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump({"rounds": 1, "compare": compare}))
+    (tmp_path / "t.yaml").write_text(yaml.safe_dump({**PLAIN, **changed}))
+    with pytest.raises(ConfigError, match=says):
+        paper.run(tmp_path / "t.yaml", None, 1, tmp_path / "out", progress=None)  # type: ignore[arg-type]
