@@ -28,10 +28,12 @@ from fedfleet.simulator.author import (
     LocalWork,
     Message,
     Ops,
+    Optimizer,
     Problem,
     StepInfo,
     T,
     Tree,
+    sgd,
 )
 
 
@@ -55,18 +57,29 @@ def share(clients: Tensor, problem: Problem, weight: str) -> float:
     return float(problem.num_examples(clients).sum()) / (problem.clients * problem.mean_examples)
 
 
-def controlled(plan: BatchPlan, direction: Direction = gradient, parts: tuple[str, ...] | None = None) -> LocalWork:
-    """Step along ``direction`` + c - c_i, in the given ``parts`` of the model if not in all; send the changes of z and c_i."""
+def controlled(
+    plan: BatchPlan,
+    direction: Direction = gradient,
+    parts: tuple[str, ...] | None = None,
+    optimizer: Optimizer | None = None,
+) -> LocalWork:
+    """Step along ``direction`` + c - c_i, in the given ``parts`` of the model if not in all; send the changes of z and c_i.
+
+    What ``optimizer`` makes of the direction takes its place; it does not see the correction.
+    """
+    rule = optimizer or sgd()
 
     def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Local:
         none_yet = torch.zeros((), dtype=T.leaves(client_state)[0].dtype, device=key.device)
-        return Local(shared["z"], None, Drift(T.sub(shared["c"], client_state), T.zeros_like(client_state), none_yet))
+        start = Drift(T.sub(shared["c"], client_state), T.zeros_like(client_state), none_yet)
+        return Local(shared["z"], rule.init(shared["z"]), start)
 
     def step(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: StepInfo, key: Key) -> Local:
-        d, (correction, taken, steps) = direction(ops, shared, local, batch, at, key), local.client_state
+        correction, taken, steps = local.client_state
+        d, state = rule.update(local.optimizer, direction(ops, shared, local, batch, at, key), local.z)
         d = {p: T.add(d[p], correction[p]) if parts is None or p in parts else d[p] for p in d}  # l. 10
         moved = ops.step("train", local.z, shared["lr"], d)
-        return Local(moved, None, Drift(correction, T.add(taken, d), steps + 1))
+        return Local(moved, state, Drift(correction, T.add(taken, d), steps + 1))
 
     def client_final(
         shared: Mapping[str, Any], client_state: Tree, client_input: Tree, local: Local

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from fedfleet.algorithms.control import controlled, no_control, share
-from fedfleet.algorithms.options import CohortOptions, LocalOptions
+from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions
 from fedfleet.simulator.author import Algorithm, Key, Mean, Message, Phase, Problem, Round, T, Task, Tree, View
 
 
@@ -28,6 +28,8 @@ class ScaffoldOptions(LocalOptions):
     """Server learning rate, eta_g."""
     weight: Literal["num_examples", "uniform"] = "uniform"
     """How much a client counts in the means and in c, which stays the mean of all c_i; the paper's is uniform."""
+    client_optimizer: ClientOptimizer = ClientOptimizer()
+    """What is made of a gradient before the correction is added; plain steps in the paper."""
 
 
 class State(NamedTuple):
@@ -42,7 +44,7 @@ def scaffold(options: ScaffoldOptions, task: Task, cohort: CohortOptions) -> Alg
 
     train = Phase(
         name="train",
-        work=controlled(options.plan()),
+        work=controlled(options.plan(), optimizer=options.client_optimizer.build()),
         reduce={"dz": Mean(), "dc": Mean()},
         weight=options.weight,
         client_state=no_control,

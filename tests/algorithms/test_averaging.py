@@ -185,6 +185,25 @@ def test_scaffold_weighs_clients_by_hand_under_partial_participation(monkeypatch
     assert found == [pytest.approx(want, abs=1e-12) for want in expected]
 
 
+def test_scaffold_corrects_outside_momentum_and_decay_by_hand():
+    """The variates are of the steps really taken, momentum in them, as in Li et al.'s benchmark (ICDE 2022)."""
+    x, c, own, expected = 1.0, 0.0, [0.0, 0.0], []
+    for _ in range(3):
+        ends = []
+        for (a, m), c_i in zip(((1, -2), (3, 4)), own, strict=True):
+            y, v = x, 0.0
+            for _ in range(2):
+                v = 0.9 * v + a * (y - m) + 0.2 * y
+                y -= 0.1 * (v - c_i + c)
+            ends.append(y)
+        own = [c_i + (x - y) / 0.2 - c for c_i, y in zip(own, ends, strict=True)]
+        x, c = sum(ends) / 2, sum(own) / 2
+        expected.append((x, c))
+    options = {"client_optimizer": {"momentum": 0.9, "weight_decay": 0.2}, **TWO}
+    found = [(w(r.state.z), w(r.state.c)) for r in records(build("scaffold", PULL.task, **options), PULL, 3)]
+    assert found == [pytest.approx(want, abs=1e-12) for want in expected]
+
+
 def test_scaffold_sends_two_vectors_each_way():
     d = len(flat(DIGITS.task.init(0)))
     for r in records(build("scaffold", DIGITS.task, CohortOptions(size=5), epochs=1), DIGITS, 2, inner="batched"):

@@ -129,12 +129,12 @@ def test_more_are_run_beside_those_that_are_there_and_all_are_opened(subtests, t
 def test_what_is_given_to_all_and_means_nothing_to_some_is_told(tmp_path: Path):
     algorithm = {"name": "fedavg", "batch_size": 5, "client_optimizer": "adam", "epochs": 1}
     compare = {
-        "avg": {}, "scaffold": {"algorithm.name": "scaffold"}, "omg": {"algorithm": {"name": "omg", "of": algorithm}},
+        "avg": {}, "dyn": {"algorithm.name": "feddyn"}, "omg": {"algorithm": {"name": "omg", "of": algorithm}},
     }  # fmt: skip
     config, told = {**CONFIG, "algorithm": algorithm, "compare": compare, "vary": None, "rounds": 1}, Told()
     runs = fedfleet.run_all(config, task=task(), data=data(), out=tmp_path / "all", callbacks=told)
     assert [line for line in told.lines if line.startswith("left out")] == [
-        "left out algorithm.client_optimizer: scaffold has no such option"
+        "left out algorithm.client_optimizer: feddyn has no such option"
     ]
     assert len(runs) == 6
 
