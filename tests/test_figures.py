@@ -1,0 +1,145 @@
+"""Pages of algorithms end with a table of every figure of a paper, whose commands run; here small, on data made up as published."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import typer
+
+from fedfleet.commands import cli, paper, study
+from fedfleet.config.schema import Config, load, with_overrides
+from fedfleet.datasets.folders import SETS
+from fedfleet.experiments.experiment import Experiment
+from fedfleet.experiments.sweep import Trial
+from tests.datasets.layouts import small_mnist
+from tests.datasets.test_originals import bundle, write
+from tests.front.experiments.test_left_out_domains import made
+
+ROOT = Path(__file__).resolve().parents[1]
+HEAD = "## Every table and figure\n"
+ENDING = {"averaging", "fact", "fedomg", "generalisation"}
+"""Pages that have to end so; others may."""
+SMALL: dict[str, dict[str, Any]] = {
+    "averaging_fmnist": {"population.clients": 3, "cohort.size": 2, "algorithm.batch_size": 4},
+    "many_clients": {"algorithm.batch_size": 2},
+    "many_clients_digits": {"algorithm.batch_size": 2},
+    "clients": {"population.clients": 3, "population.partition": "iid", "cohort.size": 2, "algorithm.batch_size": 4},
+    "fashion_mnist": {
+        "population.clients": 3,
+        "population.partition": "iid",
+        "cohort.size": 2,
+        "algorithm.batch_size": 4,
+    },
+    "left_out_clothes": {"population.clients": 6, "cohort.size": 5, "algorithm.batch_size": 2},
+    "niid_bench": {"population.clients": 3, "population.partition": "iid", "cohort.size": 3, "algorithm.batch_size": 4},
+}
+"""What configurations of many clients have on few examples."""
+
+
+class Command(NamedTuple):
+    """A command of the last table of a page."""
+
+    page: str
+    line: int
+    words: list[str]
+
+    @property
+    def name(self) -> str:
+        return f"{self.page}:{self.line}"
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What its arguments are read as."""
+        command = typer.main.get_command(cli.app).commands[self.words[1]]  # pyright: ignore[reportAttributeAccessIssue]
+        return command.make_context(self.words[1], self.words[2:]).params
+
+    def trials(self) -> tuple[Trial, ...]:
+        """The runs of one seed that it asks for."""
+        given = self.given
+        match self.words[1]:
+            case "paper":
+                path = given["table"]
+                table = paper.read(path)
+                config = load(path.parent / table.config, given["overrides"])
+                if table.across is not None:
+                    config = with_overrides(config, {"vary": {table.across.key: [*table.across.columns.values()]}})
+                return study.plan(paper.arranged(config, table, path)[0], seeds=1, grid=False).trials
+            case "study":
+                return study.plan(load(given["config"], given["overrides"]), given["vary"] or [], seeds=1).trials
+            case _:
+                return study.plan(load(given["config"], given["overrides"]), seeds=1, grid=False).trials
+
+
+def last_tables() -> Iterator[Command]:
+    for path in sorted((ROOT / "docs" / "algorithms").glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        before, there, last = text.partition(HEAD)
+        if not there:
+            continue
+        for number, row in enumerate(last.splitlines(), before.count("\n") + 2):
+            for code in re.findall(r"`((?:fedfleet|python -m) [^`]+)`", row):
+                yield Command(path.stem, number, shlex.split(code))
+
+
+COMMANDS = list({" ".join(command.words): command for command in last_tables()}.values())
+"""Each once, though several pages may have it."""
+
+
+def test_pages_end_with_a_table_of_every_figure(subtests: pytest.Subtests):
+    assert {command.page for command in COMMANDS} >= ENDING
+    for page in {command.page for command in COMMANDS}:
+        with subtests.test(page):
+            last = (ROOT / "docs" / "algorithms" / f"{page}.md").read_text(encoding="utf-8").partition(HEAD)[2]
+            rows = [line for line in last.splitlines() if line.startswith("|")]
+            assert rows[0] == "| of the paper | command here | measured |"
+            assert last.rstrip().splitlines()[-1] == rows[-1]
+            cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", row.strip("|"))] for row in rows[2:]]
+            assert all(len(row) == 3 and all(row) for row in cells)
+
+
+@pytest.fixture
+def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Config], Config]:
+    """Return what makes a run short: a round of a step on a few examples, made up where those published are not there."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(ROOT)
+    data = tmp_path / "data"
+    data.mkdir()
+    write(data, bundle(20, 6))
+    small_mnist(data, "mnist")
+    small_mnist(data, "fashion_mnist")
+    for name, each in {"office31": 1, "office_caltech10": 2, "pacs": 3, "vlcs": 4, "office_home": 1}.items():
+        made(data, name, each)
+
+    def short(config: Config) -> Config:
+        said = config.model_dump(mode="json")
+        dataset, photographs = said["population"]["dataset"], said["population"]["dataset"]["name"] in SETS
+        given: dict[str, Any] = {"rounds": 1, "evaluation.every": 1, "population.data_dir": str(data)}
+        for key, options in (("algorithm", said["algorithm"]), ("algorithm.of", said["algorithm"].get("of", {}))):
+            given |= {f"{key}.{name}": 1 for name in ("rounds", "epochs", "steps", "pairs") if options.get(name)}
+            given |= {f"{key}.batch_size": 10} if options.get("batch_size") else {}
+        given |= {"population.dataset.per_domain": 20} if dataset.get("per_domain") else {}
+        given |= {"population.dataset.side": 32, "task.weights": "random"} if photographs else {}
+        return with_overrides(config, given)
+
+    return short
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_a_command_runs(few: Callable[[Config], Config], tmp_path: Path, command: Command):
+    """The last of its runs, which differs most from the others, on the first seed; that all can be planned is seen, too."""
+    if command.words[0] == "python":
+        assert importlib.util.find_spec(command.words[2]) is not None  # its own tests run it
+        return
+    config = few(command.trials()[-1].config)
+    own = SMALL.get(next(Path(word).stem.removesuffix("_table") for word in command.words if ".yaml" in word), {})
+    if config.algorithm.model_dump().get("of"):
+        own = {key.replace("algorithm.", "algorithm.of."): value for key, value in own.items()}
+    run = Experiment(with_overrides(config, own)).run(tmp_path / "run")
+    assert run.summary["rounds"] == 1
