@@ -142,8 +142,9 @@ def test_a_command_runs(few: Callable[[Config], Config], tmp_path: Path, command
     if command.words[0] == "python":
         assert importlib.util.find_spec(command.words[2]) is not None  # its own tests run it
         return
-    trials, experiment = command.trials(), None
-    own = SMALL.get(next(Path(word).stem.removesuffix("_table") for word in command.words if ".yaml" in word), {})
+    trials, experiment, missing = command.trials(), None, ""
+    path = command.given.get("config") or paper.read(command.given["table"]).config
+    own = SMALL.get(path.stem, {})
     for trial in (trials[-1], trials[0]):
         config = few(trial.config)
         wrapped = bool(config.algorithm.model_dump().get("of"))
