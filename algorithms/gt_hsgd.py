@@ -25,6 +25,7 @@ from fedfleet.algorithms.fedprox_sgda import OneStepOptions
 from fedfleet.algorithms.local import carried
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.author import (
+    BUFFERS,
     Algorithm,
     Batch,
     Key,
@@ -69,7 +70,8 @@ def gt_hsgd(options: GtHsgdOptions, task: Task, cohort: CohortOptions) -> Algori
         there, _ = ops.grad("train", mine["z"], batch, key)
         here, there = trainable(here), trainable(there)
         v = T.axpy(1.0 - options.b, T.sub(mine["v"], there), here)
-        return carried({**mine, "v": T.where(mine["asked"] > 0, v, here)}, counted)
+        new = {**mine, "v": T.where(mine["asked"] > 0, v, here)}
+        return carried(new, counted) if BUFFERS in mine else new
 
     def client_final(
         shared: Mapping[str, Any], client_state: Tree, client_input: Tree, new: Tree

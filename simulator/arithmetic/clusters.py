@@ -49,7 +49,16 @@ def centres(member: Tensor, points: Tensor, before: Tensor) -> Tensor:
 
 
 def k_means(key: Key, points: Tensor, real: Tensor, clusters: int, steps: int) -> Tensor:
-    """Return which of the ``real`` (B,) points (B, D) are in which cluster (clusters, B) bool, after steps of Lloyd's algorithm."""
+    """Return which points are in which cluster, (clusters, B) bool, after steps of Lloyd's algorithm.
+
+    Args:
+        key: of the seeds.
+        points: (B, D).
+        real: which of them count, (B,) bool.
+        clusters: how many there are at most.
+        steps: of the algorithm, after k-means++ seeds.
+
+    """
     middle, apart = seeded(key, points, real, clusters)
     for _ in range(steps):
         middle = centres(members(apart, real), points, middle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -245,7 +246,10 @@ def world(name: str) -> World:
 
 @pytest.mark.parametrize("name", slow_but(AVERAGING, "fedavg", "fedas", "fedbn", "fedrod"))
 def test_without_a_radius_it_is_the_algorithm_and_near_none_near_it(name):
-    where, cohort, given = world(name), CohortOptions(size=6), {"steps": 3, "batch_size": 7}
+    where, cohort = world(name), CohortOptions(size=6)
+    given: dict[str, Any] = {"steps": 3, "batch_size": 7}
+    if name == "mmd":  # whose kernels of small widths make a difference of 1e-8 one of 0.4 in a round
+        given["penalty"] = 1e-3
     plain = [flat(z) for z in play(build(name, where.task, cohort, **given), where, 3)]
     for kappa in (0.0, 1e-9):
         of = {"name": name, **given}
