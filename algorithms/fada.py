@@ -34,9 +34,9 @@ from torch import Tensor
 
 from fedfleet.algorithms.fact import check_sources, check_targets, sources_of, targets_of
 from fedfleet.algorithms.gap_statistics import attention, clustered_gap
+from fedfleet.algorithms.local import stepped
 from fedfleet.algorithms.options import AlgorithmOptions, ClientOptimizer, CohortOptions, LocalData, Schedule
 from fedfleet.simulator.author import (
-    BUFFERS,
     Algorithm,
     Batch,
     BatchPlan,
@@ -73,7 +73,7 @@ class FadaOptions(AlgorithmOptions):
     dual_lr: float | None = Field(default=None, gt=0)
     """Learning rate of the domain identifiers; the same as ``lr`` if not given."""
     lr_schedule: Schedule = Schedule()
-    """How both rates change over rounds."""
+    """The course of both rates over rounds."""
     optimizer: ClientOptimizer = ClientOptimizer(name="adam")
     """The optimiser of each client's steps on labels, on L_G, and of its identifier: three, kept between rounds."""
     align: bool = True
@@ -149,12 +149,8 @@ class Work:
 
     def _stepped(self, ops: Ops, name: str, part: str, local: Local, lr: Any, d: Tree) -> Local:
         """Step one part along the direction of an objective, which has an optimiser of its own."""
-        mine = {part: local.z[part]}
-        steps, optimizer = self._rule.update(local.kept[name], {part: d[part]}, mine)
-        if BUFFERS in local.z:
-            mine, steps = {**mine, BUFFERS: local.z[BUFFERS]}, {**steps, BUFFERS: d[BUFFERS]}
-        z = {**local.z, **ops.step(name, mine, lr, steps)}
-        return local._replace(z=z, kept={**local.kept, name: optimizer})
+        moved, optimizer = stepped(ops, name, local.z, (part,), lr, d, self._rule, local.kept[name])
+        return local._replace(z={**local.z, **moved}, kept={**local.kept, name: optimizer})
 
     def _begin_features(self, shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Local:
         return Local(shared["z"], client_state, None)

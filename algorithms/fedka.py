@@ -26,9 +26,9 @@ from pydantic import Field, ValidationInfo, model_validator
 from torch import Tensor
 
 from fedfleet.algorithms.fact import check_sources, check_targets, targets_of
+from fedfleet.algorithms.local import stepped
 from fedfleet.algorithms.options import AlgorithmOptions, ClientOptimizer, CohortOptions, LocalData, take_rounds
 from fedfleet.simulator.author import (
-    BUFFERS,
     Algorithm,
     Batch,
     BatchPlan,
@@ -149,11 +149,8 @@ class Work:
         return Message({"z": local.z}), local.optimizer if self._keeps else client_state
 
     def _stepped(self, ops: Ops, objective: str, local: Local, d: Tree) -> Local:
-        parts = {p: local.z[p] for p in PARTS}
-        steps, optimizer = self._rule.update(local.optimizer, {p: d[p] for p in PARTS}, parts)
-        if BUFFERS in local.z:
-            parts, steps = {**parts, BUFFERS: local.z[BUFFERS]}, {**steps, BUFFERS: d[BUFFERS]}
-        return Local({**local.z, **ops.step(objective, parts, self._options.lr, steps)}, optimizer)
+        moved, optimizer = stepped(ops, objective, local.z, PARTS, self._options.lr, d, self._rule, local.optimizer)
+        return Local({**local.z, **moved}, optimizer)
 
     def _alpha(self, batch: int, batches: int, shared: Mapping[str, Any], like: Tensor) -> Tensor:
         return weight_at(batch, batches, self._options.rounds or 1, shared["round"], like)

@@ -31,9 +31,9 @@ from torch import Tensor
 from fedfleet.algorithms.fact import check_sources, check_targets, sources_of, targets_of
 from fedfleet.algorithms.fact_work import model, net
 from fedfleet.algorithms.knowledge_vote import MOST, coalitions, shapley, values, vote
+from fedfleet.algorithms.local import stepped
 from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions, take_rounds
 from fedfleet.simulator.author import (
-    BUFFERS,
     Algorithm,
     Batch,
     BatchPlan,
@@ -163,11 +163,8 @@ class Work:
 
     def _stepped(self, ops: Ops, objective: str, local: Local, lr: Any, d: Tree) -> Local:
         """Step extractor and head along a direction; running statistics become those of the last gradient."""
-        parts = {p: local.z[p] for p in PARTS}
-        steps, optimizer = self._rule.update(local.optimizer, {p: d[p] for p in PARTS}, parts)
-        if BUFFERS in local.z:
-            parts, steps = {**parts, BUFFERS: local.z[BUFFERS]}, {**steps, BUFFERS: d[BUFFERS]}
-        return local._replace(z=ops.step(objective, parts, lr, steps), optimizer=optimizer)
+        z, optimizer = stepped(ops, objective, local.z, PARTS, lr, d, self._rule, local.optimizer)
+        return local._replace(z=z, optimizer=optimizer)
 
     def _learn_labels(
         self, ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: StepInfo, key: Key

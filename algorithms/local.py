@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -82,6 +82,27 @@ def carried(z: Tree, mean: Tree) -> Tree:
 def zero(shared: Mapping[str, Any], key: Key) -> Tensor:
     """Return 0 in the type of the model that was sent, where the client is: what sums begin with."""
     return torch.zeros((), dtype=T.leaves(shared["z"])[0].dtype, device=key.device)
+
+
+def stepped(
+    ops: Ops, objective: str, z: Tree, parts: Sequence[str], lr: Any, d: Tree, rule: Optimizer, state: Any
+) -> tuple[Tree, Any]:
+    """Return some parts of ``z`` after a step that ``rule`` makes of the direction ``d``, and the rule's state.
+
+    Args:
+        ops: of the client's step.
+        objective: whose steps they are.
+        z: the model, with these parts and others.
+        parts: their names.
+        lr: the learning rate.
+        d: directions of these parts; with the running statistics of the last gradient, if the model has any.
+        rule: the optimiser of these parts.
+        state: that of the optimiser.
+
+    """
+    mine = {p: z[p] for p in parts}
+    steps, state = rule.update(state, {p: d[p] for p in parts}, mine)
+    return ops.step(objective, carried(mine, z), lr, carried(steps, d)), state
 
 
 CHUNK = 512  # examples looked at together

@@ -29,7 +29,7 @@ class ScaffoldOptions(LocalOptions):
     weight: Literal["num_examples", "uniform"] = "uniform"
     """How much a client counts in the means and in c, which stays the mean of all c_i; the paper's is uniform."""
     client_optimizer: ClientOptimizer = ClientOptimizer()
-    """What is made of a gradient before the correction is added; plain steps in the paper."""
+    """The rule for gradients before the correction is added; plain steps in the paper."""
 
 
 class State(NamedTuple):

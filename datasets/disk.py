@@ -72,7 +72,7 @@ class Totals(BaseModel):
     sha256: dict[str, str] = {}
     """Digests of the files beside it, each of up to 64 MiB, evenly spaced."""
     digest: str = ""
-    """Of all the rest; a folder of an earlier release has none."""
+    """The digest of all the rest; a folder of an earlier release has none."""
 
     def sealed(self) -> Totals:
         """Return the same with its digest."""

@@ -12,7 +12,7 @@ from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic.rng import Key
 
 EXACT = "donot_use_mm_for_euclid_dist"
-"""How ``torch.cdist`` takes each difference itself, so that near points lose no digits."""
+"""The way of ``torch.cdist`` that takes each difference itself, so that near points lose no digits."""
 
 
 def pick(u: Tensor, mass: Tensor) -> Tensor:

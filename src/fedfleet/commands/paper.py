@@ -64,7 +64,7 @@ class PaperTable(Options):
     across: Across | None = None
     """Instead of ``columns``, columns that are runs of their own."""
     labels: str | None = None
-    """Where rows and columns are parts of a label: a regular expression of whole labels, with groups ``row`` and ``column``. A
+    """A regular expression of whole labels, with groups ``row`` and ``column``, for rows and columns that are parts of a label. A
     label fills one cell, several of the same cell are averaged, and those that do not match are not run."""
 
     @field_validator("columns")
@@ -103,7 +103,7 @@ class PaperTable(Options):
     """Row -> column -> what is printed there: a number, or a mean and a standard deviation; "worst" and "mean" are columns."""
 
     printed: str = "paper"
-    """What rows of printed numbers are called, such as where they are no paper's."""
+    """The name of rows of printed numbers, such as where they are no paper's."""
     cited: dict[str, Printed] = Field(default={})
     """Rows of the paper's that are not run here, such as those it takes from other papers: row -> column -> what is printed."""
 

@@ -27,7 +27,7 @@ MOST = 100_000  # values of a YAML document, each alias written out
 YAML_BYTES, TEXT_BYTES = 2 << 20, 1 << 30
 """The largest file that is read as YAML, and as anything else."""
 SEAL, SEALED = "sha256", "# sha256 of what is above: "
-"""Where digests stand in JSON lines and in YAML documents."""
+"""The places of digests in JSON lines and in YAML documents."""
 MERGE, INTEGER, FLOAT = (f"tag:yaml.org,2002:{name}" for name in ("merge", "int", "float"))
 
 

@@ -18,7 +18,7 @@ from fedfleet.simulator.arithmetic.digest import digest
 ABOUT, SEAL = "fedfleet", "sha256"
 """The one entry of a file's metadata, a mapping in JSON, since safetensors writes several in any order; its key of the digest."""
 UNREADABLE = (OSError, SafetensorError, ValueError)
-"""What ``read`` raises."""
+"""The errors that ``read`` raises."""
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:

@@ -181,7 +181,7 @@ def _seeds(spread: float, tables: Tables, tests: int) -> list[str]:
 
 
 class Recovered(NamedTuple):
-    """Return the cost of each value of the first key to the reference, and the share that other labels get back; NaN if unclear."""
+    """The cost of a value of the first key to the reference, and the share that each other label gets back; NaN if unclear."""
 
     point: Mapping[str, Any]
     cost: Difference
