@@ -22,6 +22,7 @@ import pytest
 from hypothesis import settings
 
 from fedfleet.assembly.prepared import Prepared
+from fedfleet.files import writing
 from fedfleet.simulator.executors.base import Executor
 from tests.budget import Budget
 from tests.parts import SLOW, TESTS, in_part, is_slow, may_be_quick, slow_asked
@@ -131,6 +132,14 @@ def kept(cluster: Any) -> Iterator[Callable[[Prepared], Executor]]:
     yield executor
     for one in made.values():
         one.close()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _files_need_not_outlive_the_machine() -> Iterator[None]:
+    """Leave files to the system: a run waits for the disk some forty times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writing, "sync", lambda path: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

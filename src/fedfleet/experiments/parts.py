@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -21,26 +20,26 @@ ROWS = 1 << 18  # kept in memory until the next part, at most
 
 
 class Parts:
-    """The table at ``path``, whose parts are in the folder ``path`` without its suffix. ``empty`` has its columns and types.
+    """The table at ``path``, whose parts are in the folder ``path`` without its suffix. ``schema`` has its columns and types.
 
     Raises ConfigError for files that cannot be read, OSError where the folder of the parts is a link.
     """
 
-    def __init__(self, path: Path, empty: pd.DataFrame):
+    def __init__(self, path: Path, schema: pa.Schema):
         self.path = path
         self._folder = path.with_suffix("")
         if self._folder.is_symlink():
             own_folder(self._folder)
-        self._schema = pa.Schema.from_pandas(empty, preserve_index=False)
-        self._waiting: list[pd.DataFrame] = []
+        self._schema = schema.remove_metadata()
+        self._waiting: list[pa.Table] = []
         self._rows = 0
         self._taken: list[tuple[int, pa.Table]] = []
         self._last = max([_held(path), *(number for number, _ in self._parts())])
 
-    def add(self, frame: pd.DataFrame) -> None:
+    def add(self, rows: pa.Table) -> None:
         """Add rows."""
-        self._waiting.append(frame)
-        self._rows += len(frame)
+        self._waiting.append(rows)
+        self._rows += len(rows)
 
     @property
     def full(self) -> bool:
@@ -51,7 +50,7 @@ class Parts:
         """Make a part of the rows that wait, for ``write``."""
         if not self._rows:
             return
-        table = pa.Table.from_pandas(pd.concat(self._waiting, ignore_index=True), self._schema, preserve_index=False)
+        table = pa.concat_tables(self._waiting).cast(self._schema)
         self._last += 1
         self._taken.append((self._last, table))
         self._waiting, self._rows = [], 0
@@ -70,16 +69,11 @@ class Parts:
         self.take()
         self.write()
 
-    def read(self) -> pd.DataFrame:
-        """Return the whole table."""
-        self.flush()
-        return pa.concat_tables([self._schema.empty_table(), *self._tables()]).to_pandas()
-
     def finish(self, wanted: Callable[[pa.Table], pa.Table] = lambda table: table) -> int:
         """Write one file of everything, or of what is ``wanted`` of it, remove the parts, and return the number of its rows."""
         self.flush()
         held = {HELD: str(self._last).encode()}
-        schema = self._schema.with_metadata({**(self._schema.metadata or {}), **held})
+        schema = self._schema.with_metadata(held)
         rows = 0
         with whole(self.path) as scratch, pq.ParquetWriter(scratch, schema, write_page_checksum=True) as writer:
             for table in map(wanted, self._tables()):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from fedfleet.assembly.executors import EXECUTORS
@@ -372,8 +373,8 @@ class Runner:
         return result[-1] if result else self.initial or {}
 
     def _summary(self, status: str, error: str | None) -> dict[str, Any]:
-        x, rounds, clients = self.x, self.folder.tables.rounds(), self.x.population.summary()
-        totals = ("floats_up", "floats_down", "bytes_up", "bytes_down", "virtual_s")
+        x, rounds, clients = self.x, self.folder.tables.rows, self.x.population.summary()
+        totals = ("floats_up", "floats_down", "bytes_up", "bytes_down")
         return {
             "status": status,
             "error": error,
@@ -390,7 +391,7 @@ class Runner:
             "final": {**self._newest(), **self.of_last},
             "best": self.best,
             "selected": self.selected,
-            "median_seconds_per_round": statistics.median(rounds["seconds"]) if len(rounds) else None,
+            "median_seconds_per_round": statistics.median(row["seconds"] for row in rounds) if rounds else None,
             "seconds": self._seconds(),
             "model_floats": T.count(self._model()),
             "client_examples": {"least": clients.min_examples, "most": clients.max_examples},
@@ -399,7 +400,8 @@ class Runner:
             "privacy": None,
             **{promise.key: promise.summary(self.at.state) for promise in x.promises},
             "secure_aggregation": secured.summary(x.config.secure_aggregation, x.algorithm, self.sums.first),
-            **{name: rounds[name].sum().item() for name in totals},
+            **{name: sum(row[name] for row in rounds) for name in totals},
+            "virtual_s": float(np.sum([row["virtual_s"] for row in rounds])),
         }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
+import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
@@ -23,13 +23,14 @@ COUNTS = (
     *("invited", "completed", "late", "failed", "unavailable", "stale", "merged_stale", "client_steps"),
     *("floats_up", "floats_down", "bytes_up", "bytes_down"),
 )
-WHOLE = dict.fromkeys(COUNTS, "int64")
-PLACE = {"round": "int64", "phase": "str", "attempt": "int64"}
-PHASES = PLACE | WHOLE | {"virtual_s": "float64", "train_loss": "float64"}
-OUTCOMES = PLACE | {"client": "int64", "outcome": "str", "virtual_s": "float64"}
+INT, FLOAT, TEXT = pa.int64(), pa.float64(), pa.large_string()
+WHOLE = dict.fromkeys(COUNTS, INT)
+PLACE = {"round": INT, "phase": TEXT, "attempt": INT}
+PHASES = PLACE | WHOLE | {"virtual_s": FLOAT, "train_loss": FLOAT}
+OUTCOMES = pa.schema(PLACE | {"client": INT, "outcome": TEXT, "virtual_s": FLOAT})
 EACH = {"clients": "client", "domains": "domain", "recall": "label"}
 """Tables of a row each of something, and the column that says of which."""
-NAMES = np.array([f.name.lower() for f in sorted(Outcome)])
+NAMES = pa.array([f.name.lower() for f in sorted(Outcome)], TEXT)
 
 
 class Tables:
@@ -44,7 +45,7 @@ class Tables:
         self._rounds: list[dict[str, Any]] = []
         self._evaluated: list[int] = []
         self._phases: list[dict[str, Any]] = []
-        self._outcomes = Parts(folder / "outcomes.parquet", _frame([], OUTCOMES))
+        self._outcomes = Parts(folder / "outcomes.parquet", OUTCOMES)
         self._each: dict[str, Parts] = {}
         self._counts: Counter[str] = Counter()
         self._newest: dict[str, tuple[int, int]] = {}
@@ -79,9 +80,10 @@ class Tables:
             place = {"round": index, "phase": p.phase, "attempt": p.attempt}
             counts = {k: p.counts[k] for k in COUNTS}
             rows.append(place | counts | {"virtual_s": p.responses.duration_s, "train_loss": p.train_loss})
+            columns = [pa.repeat(pa.scalar(value, PLACE[name]), len(p.clients)) for name, value in place.items()]
             ended = p.started_s + p.responses.seconds.numpy()
-            outcomes = {"client": p.clients.numpy(), "outcome": NAMES[p.responses.outcome.numpy()], "virtual_s": ended}
-            self._outcomes.add(pd.DataFrame(place | outcomes, columns=list(OUTCOMES)))
+            columns += [p.clients.numpy(), NAMES.take(pa.array(p.responses.outcome.numpy())), ended]
+            self._outcomes.add(pa.table(columns, schema=OUTCOMES))
         self._phases += rows
         return rows
 
@@ -90,14 +92,14 @@ class Tables:
 
         ``called`` are their names, where they have any.
         """
-        columns = {k: pd.Series(v.numpy()) for k, v in values.items()}  # null where one has fewer entries than another
-        size = max(map(len, columns.values()))
-        place: dict[str, Any] = {"round": index, EACH[name]: np.arange(size)}
-        place |= {"name": called[:] if len(called) == size else named(range(size), called)} if called else {}
-        frame = pd.DataFrame({**place, **columns})
+        size = max(map(len, values.values()))
+        columns: dict[str, Any] = {"round": pa.repeat(pa.scalar(index, INT), size), EACH[name]: np.arange(size)}
+        columns |= {"name": pa.array(named(range(size), called), TEXT)} if called else {}
+        columns |= {k: _lengthened(v.numpy(), size) for k, v in values.items()}
+        rows = pa.table(columns)
         if name not in self._each:
-            self._each[name] = Parts(self.folder / f"{name}.parquet", frame.head(0))
-        self._each[name].add(frame)
+            self._each[name] = Parts(self.folder / f"{name}.parquet", rows.schema)
+        self._each[name].add(rows)
         self._counts[name] += size
         self._newest[name] = index, size
         if self._each[name].full:
@@ -108,23 +110,23 @@ class Tables:
         self._rounds[-1] |= {k: metrics.get(k) for k in self.metrics}
         self._evaluated.append(len(self) - 1)
 
-    def rounds(self) -> pd.DataFrame:
-        """Return ``rounds.parquet`` so far."""
+    def _whole(self) -> dict[str, pa.Table]:
+        """Return the tables that are kept in memory, so far."""
         extra = sorted({k for row in self._rounds for k in row if k.startswith("algorithm/")})
         floats = ("virtual_s", "train_loss", *extra, *self.metrics)
-        said = {"skipped": "bool"} if any("skipped" in row for row in self._rounds) else {}
-        types = {"round": "int64", "seconds": "float64"} | WHOLE | said
-        return _frame(self._rounds, types | dict.fromkeys(floats, "float64"))
+        said = {"skipped": pa.bool_()} if any("skipped" in row for row in self._rounds) else {}
+        types = {"round": INT, "seconds": FLOAT} | WHOLE | said | dict.fromkeys(floats, FLOAT)
+        return {"rounds": _table(self._rounds, types), "phases": _table(self._phases, PHASES)}
 
     def flush(self, *, beside: bool = False) -> None:
         """Write what is not yet written; ``beside`` what goes on, and what goes wrong then is raised the next time."""
-        frames, grown = {"rounds": self.rounds(), "phases": _frame(self._phases, PHASES)}, self._grown()
+        held, grown = self._whole(), self._grown()
         for table in grown:
             table.take()
 
         def write() -> None:
-            for name, frame in frames.items():
-                parquet.write(frame, self.folder / f"{name}.parquet")
+            for name, table in held.items():
+                parquet.write(table, self.folder / f"{name}.parquet")
             for table in grown:
                 table.write()
 
@@ -214,19 +216,29 @@ def named(numbers: Iterable[int], names: Sequence[str]) -> list[str]:
     return [names[k] if k < len(names) else str(k) for k in numbers]
 
 
-def _like(path: Path) -> pd.DataFrame | None:
-    """Return a table without rows, from its file or a part of it; None where there is neither."""
+def _like(path: Path) -> pa.Schema | None:
+    """Return a table's columns, from its file or a part of it; None where there is neither."""
     first = path if path.exists() else next(path.with_suffix("").glob("*.parquet"), None)
     if first is None:
         return None
     with parquet.readable(first) as file:
-        return file.schema_arrow.empty_table().to_pandas()
+        return file.schema_arrow
 
 
 def _any(row: Mapping[str, float], names: tuple[str, ...]) -> bool:
     return any(row[name] == row[name] for name in names)  # NaN where there is none
 
 
-def _frame(rows: list[dict[str, Any]], types: Mapping[str, str]) -> pd.DataFrame:
-    """Return a table of these columns, with their types even where there is no row or no value."""
-    return pd.DataFrame(rows, columns=list(types)).astype(dict(types))
+def _lengthened(values: np.ndarray, size: int) -> pa.Array:
+    """Return a column of so many rows, null after the values, and where one is NaN."""
+    column = pa.array(values, from_pandas=True)
+    return column if len(values) == size else pa.concat_arrays([column, pa.nulls(size - len(values), column.type)])
+
+
+def _table(rows: Sequence[Mapping[str, Any]], types: Mapping[str, pa.DataType]) -> pa.Table:
+    """Return a table of these columns, null where a row has no value or NaN."""
+    return pa.table({name: _column([row.get(name) for row in rows], kind) for name, kind in types.items()})
+
+
+def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    return pa.array(np.array(values, np.float64) if kind == FLOAT else values, kind, from_pandas=True)

@@ -17,10 +17,11 @@ from fedfleet.simulator.errors import ConfigError, one_line
 DENSEST = 1 << 12  # rows a byte of a file, at most: a table that is smaller was made to fill memory
 
 
-def write(frame: pd.DataFrame, path: Path) -> None:
+def write(table: pd.DataFrame | pa.Table, path: Path) -> None:
     """Write a table whole."""
+    rows = table if isinstance(table, pa.Table) else pa.Table.from_pandas(table, preserve_index=False)
     with whole(path) as scratch:
-        frame.to_parquet(scratch, engine="pyarrow", index=False, write_page_checksum=True)
+        pq.write_table(rows, scratch, write_page_checksum=True)
 
 
 @contextmanager

@@ -64,7 +64,7 @@ def write_card(run: Path, net: str | None = None) -> None:
     """
     from fedfleet.report import card, tables
 
-    card.write(tables.read(run), net)
+    card.write(tables.read(run, wanted=("rounds",)), net)
 
 
 def told(run: Path) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -37,6 +38,7 @@ X_LABELS = {
     "total/virtual_s": "virtual time",
 }
 DPI = 200  # twice what the page shows
+COMPRESSION = 3  # of PNG: a fifth of a report's time less than with 6, for files a third larger
 STYLE: Any = {
     "axes.edgecolor": "#8A8F98", "axes.grid": True, "axes.labelcolor": "#30343B", "axes.labelsize": 9.5,
     "axes.axisbelow": True, "axes.spines.right": False, "axes.spines.top": False, "axes.titlelocation": "left",
@@ -165,16 +167,19 @@ def plain(text: str) -> str:
 def picture(figure: Figure, name: str, title: str, caption: str, chart: Mapping[str, Any] | None = None) -> Picture:
     """The figure as a PNG, and as SVG for the page; `chart` is what the page's script draws in its place."""
     image = png(figure)
-    figure.set_layout_engine("none")  # what was laid out for the PNG stands
     mark = f"f{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     drawn = vector.element(figure, mark, title, caption.strip())
     return Picture(name=name, title=title, caption=caption.strip(), png=image, svg=drawn, chart=chart)
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as PNG bytes."""
+    """The figure as PNG bytes; as it is laid out for them it stays."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    figure.set_dpi(DPI)
+    if (layout := figure.get_layout_engine()) is not None:  # savefig would lay it out by drawing it once more
+        layout.execute(figure)
+        figure.set_layout_engine("none")
+    FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None}, pil_kwargs={"compress_level": COMPRESSION})
     return buffer.getvalue()
 
 

@@ -6,6 +6,7 @@ import io
 import re
 from xml.etree import ElementTree as ET
 
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
@@ -33,7 +34,8 @@ def element(figure: Figure, name: str, title: str, caption: str) -> str | None:
     Its identifiers begin with `name`, which is the figure's own in its page.
     """
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
+    FigureCanvasSVG(figure).print_svg(buffer, metadata=metadata)  # savefig would draw it twice
     text = buffer.getvalue()
     if len(text) > LARGEST:
         return None
