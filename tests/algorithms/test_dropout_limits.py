@@ -166,6 +166,7 @@ BIASED = (-0.369510, -0.363558)
 """The saddle of the game in which clients count by q = (.397724, .397724, .102276, .102276)."""
 
 
+@pytest.mark.slow
 def test_limits_of_local_sgda(subtests):
     """Spreads beside those of runs of 8,000 rounds."""
     full, none = (0.339166, 0.526870), (0.0, 0.0)
@@ -217,6 +218,7 @@ def test_limits_of_mime(subtests):
             assert found.mean.tolist() == pytest.approx([limit, 0], abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -268,6 +270,7 @@ def test_limits_of_cdma_one(subtests):
                 assert found.sd.tolist() == pytest.approx(sd, abs=0.01)
 
 
+@pytest.mark.slow
 def test_limits_of_cdma_one_with_one_cohort_in_both_phases(subtests):
     """E[P_H F_H] is not E[P_H] E[F_H]: there is a bias also of clients with equal chances, and with known ones."""
     equal = (0.6,) * 4
@@ -286,6 +289,7 @@ def test_limits_of_cdma_one_with_one_cohort_in_both_phases(subtests):
             assert found.mean.tolist() == pytest.approx(limit, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_limits_of_cdma_ada(subtests):
     """The estimate u follows the clients' mean with the same weights; alpha = 0.2."""
 

@@ -28,6 +28,7 @@ from fedfleet.files.summary import KEPT, MODELS, TOLD
 from fedfleet.report import card, tables
 from fedfleet.simulator.errors import FedfleetError
 from tests.front.experiments.resuming import BASE, DIGESTS, Interrupting, check_equal, config
+from tests.parts import slow_but
 from tests.refusals import refused
 
 DEEP = {".yaml": "[" * 100_000, ".json": "[" * 100_000, ".jsonl": "[" * 100_000 + "\n"}
@@ -253,7 +254,7 @@ def test_nothing_is_written_through_a_link(tmp_path, undisturbed):
     assert not (out / "model_card.md").is_symlink()
 
 
-@pytest.mark.parametrize("kind", ["client state", "stateless"])
+@pytest.mark.parametrize("kind", slow_but(["client state", "stateless"], "client state"))
 def test_a_copy_made_of_hard_links_is_left_as_it_was(tmp_path, undisturbed, kind):
     before, out = shutil.copytree(undisturbed(kind), tmp_path / "before"), tmp_path / "run"
     fedfleet.write_report([before], before)

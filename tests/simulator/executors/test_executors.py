@@ -97,7 +97,7 @@ def check_equal(found, expected):
 
 @pytest.mark.ray
 @pytest.mark.parametrize("inner", slow_but(["batched", "factored"], "factored"))
-@pytest.mark.parametrize("name", slow_but(CASES, "stateful", "two phases", "asynchronous", "stored"))
+@pytest.mark.parametrize("name", slow_but(CASES, "stateful", "two phases"))
 def test_three_actors_give_the_bytes_of_this_process(tmp_path, name, inner, monkeypatch):
     expected = run(tmp_path / "local", name, kind="local", inner=inner)
     if inner == "batched":  # and add blocks themselves
