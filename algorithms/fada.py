@@ -32,7 +32,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedfleet.algorithms.fact import check_sources, check_targets, sources_of, targets_of
+from fedfleet.algorithms.fact import check_dann, check_sources, check_targets, sources_of, targets_of
 from fedfleet.algorithms.gap_statistics import attention, clustered_gap
 from fedfleet.algorithms.local import stepped
 from fedfleet.algorithms.options import AlgorithmOptions, ClientOptimizer, CohortOptions, LocalData, Schedule
@@ -234,10 +234,7 @@ def _padded(v: Tensor, rows: int) -> Tensor:
 
 def fada(options: FadaOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build FADA."""
-    if "confuse" not in task.objectives:
-        raise ConfigError(
-            "algorithm.name='fada': the task has no objective 'confuse': use task.name=domain_adaptation with loss=dann"
-        )
+    check_dann("fada", task, "confuse")
     work = Work(options, task)
     common = {"client_state": work.state, "dated": True}
     features = Phase(

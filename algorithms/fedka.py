@@ -25,7 +25,7 @@ import torch
 from pydantic import Field, ValidationInfo, model_validator
 from torch import Tensor
 
-from fedfleet.algorithms.fact import check_sources, check_targets, targets_of
+from fedfleet.algorithms.fact import check_dann, check_sources, check_targets, targets_of
 from fedfleet.algorithms.local import stepped
 from fedfleet.algorithms.options import AlgorithmOptions, ClientOptimizer, CohortOptions, LocalData, take_rounds
 from fedfleet.simulator.author import (
@@ -189,10 +189,7 @@ class Work:
 
 def fedka(options: FedKaOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build FedKA."""
-    if "mkmmd" not in task.objectives:
-        raise ConfigError(
-            "algorithm.name='fedka': the task has no objective 'mkmmd': use task.name=domain_adaptation with loss=dann"
-        )
+    check_dann("fedka", task, "mkmmd")
     work = Work(options)
     source = Phase(name="source", work=work.source, reduce={"z": CollectUploads()}, client_state=work.state, dated=True)
     target = Phase(name="target", work=work.target, reduce={"z": Mean()}, client_state=work.state, dated=True)

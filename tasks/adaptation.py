@@ -55,6 +55,8 @@ OF_LOSSES: Mapping[str, set[Loss]] = {
     "dropout": {"mdd"},
 }
 """Options that some losses have alone."""
+OF_THE_GAME = ("nu", "psi_rescale", "task_weight", "source_share")
+"""Options of the objective "train", which others do not read."""
 FINE_TUNED = 0.01
 
 
@@ -122,6 +124,11 @@ class AdaptationOptions(TaskOptions):
         return None if value == type(self).model_fields[key].default else value
 
     @property
+    def of_the_game(self) -> dict[str, Any]:
+        """The options of the objective "train" that are not at their defaults."""
+        return {key: value for key in OF_THE_GAME if (value := self._changed(key)) is not None}
+
+    @property
     def y_sign(self) -> float:
         """The factor of the objective's gradient in the direction of the adversary."""
         if not self.psi_rescale:
@@ -149,6 +156,7 @@ class DomainAdaptation:
 
     def __init__(self, options: AdaptationOptions, shape: DataShape):
         self._options, self._shape = options, shape
+        self.of_the_game = options.of_the_game
         self._nets = self._build(0)
         self.unlabelled = self._nets.adversary is not None
         players = ("x", "y") if self.unlabelled else ("x",)

@@ -351,8 +351,14 @@ def test_what_is_refused(options, size, targets, says):
         made.init(where.task.init(0), rng.key(0), problem(where.population))
 
 
-def test_other_tasks_are_refused():
+def test_other_tasks_and_options_of_a_game_that_is_not_played_are_refused():
     entry = TASKS["domain_adaptation"]
-    task = entry.build(entry.options(hidden=(6,), loss="mdd"), DataShape((1, 8, 8), 10))
-    with pytest.raises(ConfigError, match=r"use task\.name=domain_adaptation with loss=dann"):
-        build(task, "fada", THREE)
+    for options, says in (
+        ({"loss": "mdd"}, r"use task\.name=domain_adaptation with loss=dann"),
+        ({"nu": 0.5}, r"task\.nu=0\.5: (fada|fedka) has losses of its own"),
+        ({"psi_rescale": False}, r"task\.psi_rescale=False: (fada|fedka) has losses of its own"),
+    ):
+        task = entry.build(entry.options(hidden=(6,), **options), DataShape((1, 8, 8), 10))
+        for name in ("fada", "fedka"):
+            with pytest.raises(ConfigError, match=says):
+                build(task, name, THREE)
