@@ -196,16 +196,26 @@ class RunFolder:
     def _count(self, events: list[dict[str, Any]]) -> None:
         self.bit_exact &= all(event.get("bit_exact", True) for event in events)
 
-    def keep_best(self, z: Tree, *, provisional: bool) -> None:
+    def keep_best(self, z: Tree, rounds: int, *, provisional: bool) -> None:
         """Write the best model so far; after a ``provisional`` one, which a longer run has not, ``restore_best`` goes back."""
         with self.writing():
             if provisional and self._best.exists():
                 self._best.replace(self._best_before)
-            self._save_model(self._best, z)
+            self._save_model(self._best, z, rounds)
 
-    def _save_model(self, path: Path, z: Tree) -> None:
-        """Write a tree, leaves named by their dotted paths."""
-        tensors.write(path, dict(T.named_leaves(z)), self._about)
+    def _save_model(self, path: Path, z: Tree, rounds: int) -> None:
+        """Write a model after so many rounds, leaves named by their dotted paths."""
+        tensors.write(path, dict(T.named_leaves(z)), {**self._about, "rounds": str(rounds)})
+
+    def _without_later_best(self, rounds: int) -> None:
+        """Remove the best model of a process that was killed in a later round than the run has."""
+        try:
+            later = int(tensors.about(self._best).get("rounds", 0)) > rounds
+        except tensors.UNREADABLE:
+            return
+        if later:
+            self._best.unlink()
+            self.log([{"round": rounds, "event": "best_model_removed"}])
 
     def check_best(self, account: Mapping[str, Any]) -> None:
         """Refuse a best model that is not there any more, or is damaged. Raises ConfigError."""
@@ -224,11 +234,12 @@ class RunFolder:
             if self._best_before.exists():
                 self._best_before.replace(self._best)
 
-    def finish(self, z: Tree, summary: Mapping[str, Any]) -> None:
-        """Write the tables, the model and the summary."""
+    def finish(self, z: Tree, rounds: int, summary: Mapping[str, Any]) -> None:
+        """Write the tables, the model after so many rounds and the summary."""
         with self.writing():
             self.tables.finish()
-            self._save_model(self.folder / "model.safetensors", z)
+            self._save_model(self.folder / "model.safetensors", z, rounds)
+            self._without_later_best(rounds)
             self._summary = summary
             self._seal()
 

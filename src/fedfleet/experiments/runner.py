@@ -152,7 +152,7 @@ class Runner:
             try:
                 self._save()
             finally:
-                self.folder.finish(self._model(), summary)
+                self.folder.finish(self._model(), self.at.index, summary)
         finally:
             self.told.end(summary)
         return summary
@@ -286,7 +286,7 @@ class Runner:
         metrics = {f"eval/{name}": value for name, value in result.items()}
         if self._is_best(metrics):
             last = bool(rounds % self.x.config.evaluation.every)
-            self.folder.keep_best(self.x.algorithm.views["global"].params(state), provisional=last)
+            self.folder.keep_best(self.x.algorithm.views["global"].params(state), rounds, provisional=last)
         return Measured(metrics, domains, self.classes)
 
     def _is_best(self, metrics: Mapping[str, float]) -> bool:

@@ -347,6 +347,17 @@ def test_the_best_model_of_a_longer_run_is_its_own(tmp_path, command):
     check_equal(run.folder, whole.folder)
 
 
+def test_a_best_model_of_a_later_round_than_the_run_has_is_removed(tmp_path):
+    """A process was killed after it, and before the next checkpoint; the run that goes on ends before that round."""
+    values = {**CASES["stateless"], "evaluation": {"every": 1}, "algorithm": {"name": "fedavg", "steps": 2, "lr": 0.05}}
+    run, longer = (fedfleet.run(BASE, {**values, "rounds": n}, out=tmp_path / str(n)) for n in (2, 4))
+    (run.folder / "best.safetensors").write_bytes((longer.folder / "best.safetensors").read_bytes())
+    (run.folder / "summary.json").unlink()
+    fedfleet.resume(run.folder)
+    assert not (run.folder / "best.safetensors").exists()
+    assert "best_model_removed" in (run.folder / "events.jsonl").read_text()
+
+
 def test_an_unknown_best_is_refused_and_none_is_kept_where_none_is_wanted(tmp_path):
     with pytest.raises(ConfigError, match=r"checkpoint\.best='eval/auc': unknown; .*eval/accuracy"):
         fedfleet.Experiment(fedfleet.load(BASE, {**CASES["stateless"], "checkpoint.best": "eval/auc"}))
