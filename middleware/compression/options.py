@@ -76,8 +76,8 @@ def _check_way(way: str, step: Step, before: list[str]) -> None:
         if name == "delta":
             raise ConfigError(f"{key}.name='delta': on the way up a model is sent as a difference anyhow: leave it out")
         return
-    if name == "clip":
-        raise ConfigError(f"{key}.name='clip': it is for what clients send: leave it out")
+    if step.says("upward"):
+        raise ConfigError(f"{key}.name={name!r}: it is for what clients send: leave it out")
     if name == "delta" and before:
         raise ConfigError(
             f"{key}.name='delta': what is left of a model by {before[0]} has no difference: let delta be the first"

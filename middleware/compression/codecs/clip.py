@@ -11,7 +11,7 @@ The server clips what it has decoded once more, so that no transform in between 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -24,6 +24,7 @@ from fedfleet.simulator.author import Encoding, Key, Slots
 class Clip(Options):
     """Everything that a client sends shortened to a norm, if it is longer (McMahan et al. 2018)."""
 
+    upward: ClassVar[bool] = True
     norm: float = Field(gt=0)
     """Largest Euclidean norm of all that a client sends in an exchange, S, or of each slot of it."""
     by: Literal["message", "slot"] = "message"

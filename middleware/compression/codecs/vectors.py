@@ -22,13 +22,15 @@ class Options(author.Options):
 
     ``last`` says that it leaves no floats that another transform could take, ``moves`` that those it leaves are of other
     coordinates each time, so that nothing can be remembered of them, ``turns`` that it turns what it is given at random,
-    ``partial`` that what it leaves is no model any more, but may be a part of how one has moved.
+    ``partial`` that what it leaves is no model any more, but may be a part of how one has moved, ``upward`` that it is for what
+    clients send alone.
     """
 
     last: ClassVar[bool] = False
     moves: ClassVar[bool] = False
     turns: ClassVar[bool] = False
     partial: ClassVar[bool] = False
+    upward: ClassVar[bool] = False
 
     def left(self, d: int) -> int:
         """Return how many floats it leaves of d."""
