@@ -8,6 +8,7 @@ from fedfleet.commands.plan import describe
 from fedfleet.config.schema import load
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.middleware.compression.codecs.registry import TRANSFORMS
+from tests.middleware.compression.complete import complete
 from tests.refusals import all_refused, refused
 
 BASE: dict[str, Any] = {
@@ -83,7 +84,7 @@ def test_what_cannot_be_read_or_cannot_work_is_refused(subtests):
 
 def test_without_feedback_an_asynchronous_server_and_late_answers_take_all(subtests):
     for name in sorted({*TRANSFORMS} - {"delta"}):
-        up = [{"name": name, **({"k": 650} if name.endswith("_k") else {"norm": 1.0} if name == "clip" else {})}]
+        up = [complete(name, 650)]
         for changes in (FEDBUFF, {"cohort.late": "keep"}):
             with subtests.test(f"{name} {changes}"):
                 assert Experiment(load(BASE, {"transforms.up": up, **changes})).algorithm.phases[0].uplink

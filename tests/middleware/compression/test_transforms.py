@@ -17,6 +17,7 @@ from fedfleet.middleware.compression.codecs.sparse import largest
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic.noise import normals
 from fedfleet.simulator.block.uplink import nothing_owed, through
+from tests.middleware.compression.complete import complete
 
 DRAWS = 4096
 SEVERAL = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=40).map(lambda x: torch.tensor(x).double())
@@ -199,7 +200,7 @@ def test_a_share_is_rounded_up_and_rounding_errors_are_not():
 
 @pytest.mark.parametrize("name", sorted({*TRANSFORMS} - {"delta"}))
 def test_nothing_stays_nothing_and_what_is_no_number_stays_none(name):
-    t = made({"name": name, **({"k": 2} if name.endswith("_k") else {"norm": 1.0} if name == "clip" else {})})
+    t = made(complete(name, 2))
     shape = (6, 6) if name == "low_rank" else (6,)
     assert torch.equal(passed(t, torch.zeros(shape), rng.key(0)).send["z"]["x"], torch.zeros(shape))
     for bad in (torch.nan, torch.inf):
