@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
 
 from fedfleet.config import rounds
-from fedfleet.config.rounds import Context
+from fedfleet.config.rounds import Context, Follows, OnlineOptions
 from fedfleet.datasets.trace import client_numbers, read_trace
 from fedfleet.simulator.fleet import availability as models
 from fedfleet.simulator.fleet.online import correlated, labels
@@ -18,25 +18,35 @@ from fedfleet.simulator.fleet.online import diurnal as daily
 from fedfleet.simulator.fleet.online import trace as recorded
 from fedfleet.simulator.fleet.online.markov import Markov
 from fedfleet.simulator.fleet.online.random_rate import RandomRate
-from fedfleet.simulator.registry import Entry, Options, Registry
+from fedfleet.simulator.registry import ByPath, Entry, Options, Registry
 
 MeanSeconds = Annotated[float, Field(ge=1e-3, le=1e12)]
 
 
-class AlwaysOptions(Options):
+class InPhasesOptions(OnlineOptions):
+    """Options of a model that draws afresh in every phase, whatever the time."""
+
+    clocked: ClassVar[bool] = False
+
+
+class AlwaysOptions(InPhasesOptions):
     """Every client is online, always."""
 
+    alike: ClassVar[bool] = True
 
-class BernoulliOptions(Options):
+
+class BernoulliOptions(InPhasesOptions):
     """Each client is online with a fixed probability, afresh in every phase."""
 
+    alike: ClassVar[bool] = True
     rate: float = Field(default=0.9, gt=0, le=1)
     """Probability of being online."""
 
 
-class RandomRateOptions(Options):
+class RandomRateOptions(InPhasesOptions):
     """Each client is online with probability p_t, afresh in every phase, and p_t itself is drawn afresh from (low, high]."""
 
+    alike: ClassVar[bool] = True
     low: float = Field(default=0.5, ge=0, le=1)
     """Lower end of p_t."""
     high: float = Field(default=1.0, gt=0, le=1)
@@ -49,7 +59,7 @@ class RandomRateOptions(Options):
         return self
 
 
-class MarkovOptions(Options):
+class MarkovOptions(OnlineOptions):
     """Each client goes on and off at random, for exponential times."""
 
     mean_on_s: MeanSeconds
@@ -58,7 +68,7 @@ class MarkovOptions(Options):
     """Mean virtual seconds it then stays offline."""
 
 
-class DiurnalOptions(Options):
+class DiurnalOptions(OnlineOptions):
     """Each client is online around one hour of its own day."""
 
     mean: float = Field(default=0.5, ge=-1, le=2)
@@ -82,13 +92,18 @@ class DiurnalOptions(Options):
         return self
 
 
-class CorrelatedOptions(Options):
+class CorrelatedOptions(InPhasesOptions):
     """Each client is online with a probability of its own, afresh in every phase."""
 
     rate: float = Field(default=0.5, gt=0, le=1)
     """Mean of the clients' probabilities."""
     strength: float = Field(default=2.0, ge=-50, le=50)
     """How far they differ: the logit of a client's is a + strength * s, s in [-1, 1]; 0: not at all."""
+
+    @property
+    def follows(self) -> Follows:
+        """Their numbers of examples."""
+        return "sizes"
 
 
 class LabelCorrelatedOptions(CorrelatedOptions):
@@ -97,8 +112,13 @@ class LabelCorrelatedOptions(CorrelatedOptions):
     classes: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
     """Classes whose holders are online less; s rises with the mean class number if not given."""
 
+    @property
+    def follows(self) -> Follows:
+        """Their labels."""
+        return "labels"
 
-class TraceOptions(Options):
+
+class TraceOptions(OnlineOptions):
     """Clients are online as devices of a trace were."""
 
     path: str
@@ -284,15 +304,6 @@ ROWS: dict[str, Entry[Build]] = {
 AVAILABILITY = Registry("availability", ROWS, default="always", group="fedfleet.availability")
 
 
-def follows(options: Options) -> Literal["labels", "sizes", "regions", "numbers"] | None:
-    """Return what of clients the options of a kind make it depend on who is online; None where that is chance and time alone."""
-    if isinstance(options, LabelCorrelatedOptions):
-        return "labels"
-    return "sizes" if isinstance(options, CorrelatedOptions) else rounds.follows(options)
-
-
-def clocked(options: Options) -> bool:
-    """Return whether a kind goes by the clock, and not by rounds or phases; one that is not known here is taken to."""
-    return not isinstance(
-        options, AlwaysOptions | BernoulliOptions | RandomRateOptions | CorrelatedOptions | rounds.InRoundsOptions
-    )
+def known(given: OnlineOptions | ByPath) -> OnlineOptions | None:
+    """Return the options of a model of availability; None of an author's own, of which nobody knows what it goes by."""
+    return given if isinstance(given, OnlineOptions) else None

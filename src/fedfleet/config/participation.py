@@ -9,6 +9,7 @@ from fedfleet.algorithms.afl_variants import VariantOptions
 from fedfleet.algorithms.domain_participation import ChanceCorrection, correction_of
 from fedfleet.algorithms.options import AlgorithmOptions
 from fedfleet.algorithms.participation import Correction
+from fedfleet.config.availability import known
 from fedfleet.config.schema import Config
 from fedfleet.simulator.algorithm import Algorithm
 from fedfleet.simulator.errors import ConfigError
@@ -18,8 +19,6 @@ from fedfleet.simulator.fleet.responses import Federation
 from fedfleet.simulator.population import Population
 
 KEY = "algorithm.correction"
-ALIKE = ("always", "bernoulli", "random_rate")
-"""Models of availability under which all clients are heard equally often."""
 MOMENTS, APART_S = 60, 3607.3  # looked at for clients that rest; seconds between two, in step with no hour or day
 VISITS = 2  # of a client, below which memories were measured to win back little
 
@@ -44,12 +43,12 @@ def without_all_heard(config: Config) -> str:
 
 def advice(config: Config, algorithm: Algorithm, federation: Federation, population: Population) -> list[str]:
     """Return a line for what of a correction will rarely do. Raises ConfigError for clients that are never online."""
-    how, clients = correction(config), population.size
+    how, clients, online = correction(config), population.size, known(config.availability)
     result = [] if algorithm.chances is None else _chances(config, federation, population)
-    if algorithm.domains is not None and how is None and (kind := config.availability.kind) not in ALIKE:
+    if algorithm.domains is not None and how is None and (online is None or not online.alike):
         result.append(
-            f"{KEY}=none: with availability.kind={kind!r} some clients may be heard more often than others; lambda then follows "
-            f"who is heard, not only which domains are hard: known_p would correct both, and for afl memory"
+            f"{KEY}=none: with availability.kind={config.availability.kind!r} some clients may be heard more often than others; "
+            f"lambda then follows who is heard, not only which domains are hard: known_p would correct both, and for afl memory"
         )
     if how is None or algorithm.domains is not None:
         return result

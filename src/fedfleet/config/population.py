@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedfleet.config import schema as C
-from fedfleet.config.availability import follows
+from fedfleet.config.availability import known
 from fedfleet.config.plugins import place
 from fedfleet.config.schema import Config
 from fedfleet.config.selection import asked
@@ -119,10 +119,11 @@ def check_targets(config: Config, data: Data) -> None:
     """Refuse what goes by labels where the data have targets. Raises ConfigError."""
     if data.test.classes:
         return
+    online = known(config.availability)
     goes = {
         "population.partition": (config.population.partition.of_labels, "iid"),
         "domains": (config.domains.of_labels, "given"),
-        "availability": (follows(config.availability) == "labels", "bernoulli"),
+        "availability": (online is not None and online.follows == "labels", "bernoulli"),
         "attack": (config.attack.poisons, "sign_flip"),
     }
     for section, (by_labels, instead) in goes.items():

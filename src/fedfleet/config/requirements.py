@@ -8,11 +8,11 @@ from typing import Any
 
 from fedfleet.algorithms.participation import Correction
 from fedfleet.algorithms.registry import ALGORITHMS
-from fedfleet.config.availability import clocked, follows
+from fedfleet.config.availability import known
 from fedfleet.config.participation import KEY, correction, without_all_heard
 from fedfleet.config.resolve import looked_at
 from fedfleet.config.schema import Config
-from fedfleet.config.selection import EVEN, ByExamples, asked
+from fedfleet.config.selection import asked
 from fedfleet.middleware.attacks import wrap as attacks
 from fedfleet.middleware.compression import options as compression
 from fedfleet.middleware.compression.options import Step
@@ -122,11 +122,11 @@ def _by_selection(given: Any) -> Iterator[Break]:
     key, fix = f"selection.kind={name!r}", "choose uniform"
     if name != "uniform":
         yield Break(Fact.UNIFORM, "it draws clients otherwise", key, fix)
-    if name not in EVEN:
+    if own or not given.even:
         yield Break(Fact.EVEN, "it asks some clients more often than others", key, fix)
     if own or given.looks:
         yield Break(Fact.UNLOOKED, f"it {'may look' if own else 'looks'} at clients' losses", key, fix)
-    if isinstance(given, ByExamples):
+    if not own and given.sizes:
         yield Break(Fact.COUNTS_HIDDEN, "whom it asks tells how much they hold", key, "choose poisson or uniform")
 
 
@@ -161,10 +161,10 @@ def _by_what_is_looked_at(config: Config) -> Iterator[Break]:
 
 def availability(given: Any) -> Kind:
     """Return what features may know of who is online."""
-    name = given.kind
-    if isinstance(given, ByPath):
+    name, online = given.kind, known(given)
+    if online is None:
         return Kind(name=name, own=True)
-    return Kind(name=name, follows=follows(given), clocked=clocked(given))
+    return Kind(name=name, follows=online.follows, clocked=online.clocked)
 
 
 def devices(given: Any) -> Kind:

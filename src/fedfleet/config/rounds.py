@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
@@ -19,6 +19,8 @@ from fedfleet.simulator.registry import Options
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Rounds = Annotated[int, Field(ge=1, le=10**9)]
+Follows = Literal["labels", "sizes", "regions", "numbers"]
+"""What of clients it may go by who is online."""
 USED = {
     "constant": {"rate"}, "uniform": {"low", "high"}, "beta": {"a", "b"},
     "fedau": {"mean", "floor", "concentration"}, "fedawe": set[str](), "mifa": {"floor"}, "sizes": set[str](),
@@ -72,8 +74,24 @@ class RateOptions(ByName):
         return "labels" if self.kind in ("fedau", "fedawe", "mifa") else "sizes" if self.kind == "sizes" else None
 
 
-class InRoundsOptions(Options):
+class OnlineOptions(Options):
+    """Options of a model of availability, and what is asked of any before a run."""
+
+    clocked: ClassVar[bool] = True
+    """Whether it goes by the clock, and not by rounds or phases."""
+    alike: ClassVar[bool] = False
+    """Whether all clients are heard equally often under it."""
+
+    @property
+    def follows(self) -> Follows | None:
+        """What of clients it goes by; None where that is chance and time alone."""
+        return None
+
+
+class InRoundsOptions(OnlineOptions):
     """Options of a process in rounds, whatever the time."""
+
+    clocked: ClassVar[bool] = False
 
 
 class RatedOptions(InRoundsOptions):
@@ -81,6 +99,11 @@ class RatedOptions(InRoundsOptions):
 
     rates: RateOptions = Field(default=RateOptions(), validate_default=True)
     """Clients' rates: a rule's name, or that and its options."""
+
+    @property
+    def follows(self) -> Follows | None:
+        """What the rates go by."""
+        return self.rates.by
 
 
 class IndependentOptions(RatedOptions):
@@ -158,6 +181,11 @@ class OutagesOptions(RatedOptions):
     correlation: float = Field(default=0.8, ge=0, le=1 - 1e-6)
     """Of a region's states in two rounds in a row; an outage lasts 1 / (up (1 - correlation)) rounds on average."""
 
+    @property
+    def follows(self) -> Follows:
+        """What the rates go by, or the regions."""
+        return self.rates.by or "regions"
+
     @model_validator(mode="after")
     def _shares(self) -> OutagesOptions:
         shares = self.up if isinstance(self.up, list) else [self.up]
@@ -166,7 +194,16 @@ class OutagesOptions(RatedOptions):
         return self
 
 
-class BlocksOptions(InRoundsOptions):
+class ByNumberOptions(InRoundsOptions):
+    """Options of a process that goes by clients' numbers."""
+
+    @property
+    def follows(self) -> Follows:
+        """Their numbers."""
+        return "numbers"
+
+
+class BlocksOptions(ByNumberOptions):
     """Groups of clients with consecutive numbers are on in turn: periodic availability."""
 
     groups: Annotated[int, Field(ge=2, le=10**6)] = 5
@@ -177,7 +214,7 @@ class BlocksOptions(InRoundsOptions):
     """anywhere: the first turn is cut short by rounds drawn once for all; whole: it is not."""
 
 
-class AlternatingOptions(InRoundsOptions):
+class AlternatingOptions(ByNumberOptions):
     """Two halves of the clients, by their numbers, are on in turn, the second for a shorter time: day and night."""
 
     rounds: Rounds = 100
@@ -278,12 +315,3 @@ def alternating(options: AlternatingOptions, context: Context) -> InRounds:
     """Return two halves that take turns."""
     lengths = options.rounds, max(1, round(options.ratio * options.rounds))
     return processes.Turns(context.key, context.population.size, lengths)
-
-
-def follows(given: Any) -> Literal["labels", "sizes", "regions", "numbers"] | None:
-    """Return what who is online goes by, where that is not chance alone, of options of a process in rounds."""
-    if isinstance(given, OutagesOptions):
-        return given.rates.by or "regions"
-    if isinstance(given, BlocksOptions | AlternatingOptions):
-        return "numbers"
-    return given.rates.by if isinstance(given, RatedOptions) else None

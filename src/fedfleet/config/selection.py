@@ -26,6 +26,10 @@ class Selection(Options):
     """Whether it looks at every client in each round."""
     looks: ClassVar[bool] = False
     """Whether it looks at clients' losses."""
+    even: ClassVar[bool] = False
+    """Whether it asks all clients equally often."""
+    sizes: ClassVar[bool] = False
+    """Whether whom it asks tells how much they hold."""
 
     def check(self, invited: int, clients: int) -> None:
         """Refuse cohorts that it cannot draw of so many clients. Raises ConfigError."""
@@ -34,23 +38,28 @@ class Selection(Options):
 class Uniform(Selection):
     """Every client alike."""
 
+    even: ClassVar[bool] = True
+
 
 class Poisson(Selection):
     """Each client for itself, ``cohort.size`` of them in the mean."""
 
     scans: ClassVar[bool] = True
+    even: ClassVar[bool] = True
 
 
 class ByExamples(Selection):
     """In proportion to the clients' numbers of examples."""
 
     scans: ClassVar[bool] = True
+    sizes: ClassVar[bool] = True
 
 
 class RoundRobin(Selection):
     """One after the other in a random order."""
 
     scans: ClassVar[bool] = True
+    even: ClassVar[bool] = True
 
 
 class PowerOfChoice(Selection):
@@ -113,5 +122,3 @@ ROWS: dict[str, Entry[Callable[[Any, int], models.Selection]]] = {
 SELECTIONS = Registry("selection", ROWS, default="uniform", group="fedfleet.selections")
 SCANNED = 10_000_000
 """Clients up to which a selection may look at all of them in each round."""
-EVEN = ("uniform", "round_robin", "poisson")
-"""Selections that ask all clients equally often."""
