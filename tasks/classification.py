@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from pydantic import Field, model_validator
@@ -32,6 +32,7 @@ from fedfleet.tasks.transformer import is_transformer
 class ClassificationOptions(PhotographOptions):
     """Which net, a small one or one of torchvision's for photographs, and what is done to its features in training."""
 
+    texts: ClassVar[bool] = True
     model: Model = "mlp"
     """One of logistic, mlp, cnn, cnn_bn, lenet, lenet_relu, lenet_sigmoid, convnet, cnn5; bag, for texts, the mean of the vectors
     of its words, of width ``hidden``; torchvision's mobilenet_v2, resnet18, resnet50, resnet101; torchvision:NAME of any of its

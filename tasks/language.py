@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,7 @@ from fedfleet.tasks.transformer import is_transformer
 class LanguageOptions(TaskOptions):
     """The net: embedding, LSTM layers, output; or another one."""
 
+    texts: ClassVar[bool] = True
     hidden: int = Field(default=128, ge=1)
     """Units of a layer, and width of the embedding."""
     layers: int = Field(default=2, ge=1, le=8)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 from pydantic import Field, ValidationError, model_validator
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ Measure = Callable[[Tensor, Tensor], Any]
 class ModuleOptions(TaskOptions):
     """A net of one's own, and what it learns."""
 
+    texts: ClassVar[bool] = True
     model: Model = Field(examples=["nets:make_net"])
     """module:name of what makes the net, a function or a class; torchvision:NAME of one of torchvision's; or transformers:PATH of a
     causal language model of Hugging Face's."""

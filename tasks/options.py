@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -69,6 +69,9 @@ class Net(NamedTuple):
 
 class TaskOptions(Options):
     """Options of a task, and what is asked of any before a run."""
+
+    texts: ClassVar[bool] = False
+    """Whether it reads texts."""
 
     def net(self) -> Net:
         """Return the net that they name."""

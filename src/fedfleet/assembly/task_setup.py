@@ -38,7 +38,7 @@ from fedfleet.simulator.work import Batch
 from fedfleet.tasks import transformer
 from fedfleet.tasks.adapters import Adapted
 from fedfleet.tasks.classification import Classification
-from fedfleet.tasks.options import DataShape, named_net
+from fedfleet.tasks.options import DataShape, TaskOptions, named_net
 from fedfleet.tasks.registry import TASKS
 from fedfleet.tasks.transformer import is_transformer
 
@@ -46,7 +46,6 @@ HALF_BYTES = 2
 ROWS, CLIENTS = 3, 2  # examples and clients that a net is tried on; the last row counts for nothing
 CLOSE = 1e-3  # of the largest output
 LABELLED = "module"  # the one task that data with targets are for
-READERS = ("classification", "module", "language_model")  # tasks that texts are for
 
 
 def configured(config: Config, data: Data) -> Task:
@@ -57,9 +56,10 @@ def configured(config: Config, data: Data) -> Task:
             f"task.name={name!r}: it is of labels, and {data.name} has targets: set task.name=module, with your net as task.model "
             f"and task.loss=mse, or give labels"
         )
-    if data.test.words and built_in and name not in READERS:
+    if data.test.words and built_in and not config.task.texts:
+        readers = ", ".join(n for n, row in TASKS.items() if issubclass(row.options, TaskOptions) and row.options.texts)
         raise ConfigError(
-            f"task.name={name!r}: it reads no text, which the examples of {data.name} are: choose one of {', '.join(READERS)}"
+            f"task.name={name!r}: it reads no text, which the examples of {data.name} are: choose one of {readers}"
         )
     return of_shape(config, DataShape(tuple(data.test.x.shape[1:]), data.test.classes, data.test.words))
 
