@@ -217,7 +217,7 @@ def load(
         return config
     folder = source.absolute().parent
     beside = any(lies(folder, text) for text in _texts(config.model_dump(mode="json", exclude_unset=True)))
-    return with_overrides(config, {"code_dir": str(folder)}) if beside else config
+    return replaced(config, "code_dir", str(folder)) if beside else config
 
 
 def _check_once(given: Mapping[str, Any]) -> None:
