@@ -104,6 +104,11 @@ class AflOptions(VariantOptions):
         """Return how much of its data a client takes at once."""
         return self._batches(self.batch_size, steps=self.steps)
 
+    @property
+    def proven(self) -> bool:
+        """Whether constants of a theorem set the steps."""
+        return self.theory is not None
+
     @model_validator(mode="after")
     def _fits(self) -> AflOptions:
         if self.method == "best_response" and self.dual_gradient == "single":

@@ -65,6 +65,11 @@ class CdmaOptions(LocalOptions):
     share_noise: bool = True
     """Take the same noise at both points of Eq. (2) and (3), where the task draws any; false is the released code."""
 
+    @property
+    def proven(self) -> bool:
+        """Whether constants of a theorem set the steps."""
+        return self.theory is not None
+
     @model_validator(mode="after")
     def _one_schedule(self) -> CdmaOptions:
         if self.weigh_models and self.correction.kind not in ("known_p", "fedau"):

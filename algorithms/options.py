@@ -276,6 +276,11 @@ class AlgorithmOptions(Options):
         """Return how much of its data a client takes at once; None where the algorithm has no option for that."""
         return None
 
+    @property
+    def proven(self) -> bool:
+        """Whether constants of a theorem set the steps."""
+        return False
+
     def given_dual_lr(self) -> float | None:
         """Return the learning rate of the dual part, if one is given."""
         return None

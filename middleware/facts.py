@@ -10,7 +10,7 @@ from fedfleet.middleware.trial import Seen
 from fedfleet.simulator.algorithm import Algorithm
 from fedfleet.simulator.arithmetic.reduction import ByDomainMean, CollectUploads, Mean, Total
 from fedfleet.simulator.errors import ConfigError
-from fedfleet.simulator.work import Phase
+from fedfleet.simulator.work import Phase, only_scales
 
 
 class Fact(Enum):
@@ -178,7 +178,7 @@ def _of_phase(phase: Phase, name: str, weight: str | None) -> Iterator[Break]:
         yield Break(Fact.UNSCALED, f"{name} multiplies what rarely heard clients send", fix=fix)
     if phase.uplink:
         yield Break(Fact.UNTOUCHED, f"{name} changes what clients send on its way")
-    if any(not getattr(t, "linear", False) for t in phase.uplink):
+    if not all(map(only_scales, phase.uplink)):
         yield Break(Fact.SCALED_ONLY, f"{name} changes what clients send on its way")
     if phase.dated:
         yield Break(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
-from fedfleet.simulator.algorithm import Algorithm, Buffered, Cohort, Problem, Reduced, Role, Round
+from fedfleet.simulator.algorithm import Algorithm, Around, Buffered, Cohort, Problem, Reduced, Role, Round
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.block import Setup
@@ -49,16 +49,14 @@ def tried(algorithm: Algorithm, z: Tree, problem: Problem, setup: Setup) -> Seen
     return Seen(notes.sent, frozenset(repeated), given, times)
 
 
-class _Looking:
+class _Looking(Around):
     """A round that sees who may be asked twice in one exchange, and what clients are sent."""
 
     def __init__(self, rnd: Round, repeated: set[str], given: dict[str, dict[str, int]]):
-        self._round, self._repeated, self._given = rnd, repeated, given
+        super().__init__(rnd)
+        self._repeated, self._given = repeated, given
         self._cohorts: list[Cohort] = []
         self.times: dict[str, int] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._round, name)
 
     def invite(self, size: int, *, replace: bool = False, role: Role | None = None) -> Cohort:
         cohort = self._round.invite(size, replace=replace, role=role)

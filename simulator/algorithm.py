@@ -367,14 +367,22 @@ def layer(state: Any, kind: type[S]) -> S:
     return state
 
 
-class Exchanging:
-    """A round whose exchanges are those of other phases of the same names."""
+class Around:
+    """A round with some functions of its own; the others are those of the round that it is put around."""
 
-    def __init__(self, rnd: Round, phases: Mapping[str, Phase]):
-        self._round, self._phases = rnd, phases
+    def __init__(self, rnd: Round):
+        self._round = rnd
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._round, name)
+
+
+class Exchanging(Around):
+    """A round whose exchanges are those of other phases of the same names."""
+
+    def __init__(self, rnd: Round, phases: Mapping[str, Phase]):
+        super().__init__(rnd)
+        self._phases = phases
 
     def map_reduce(
         self, phase: Phase, *, shared: Message, cohort: Cohort, client_input: Tree = None, steps: int | None = None

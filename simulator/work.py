@@ -276,6 +276,11 @@ class Transform(Protocol):
         ...
 
 
+def only_scales(transform: Transform) -> bool:
+    """Return whether a transform says that it is ``linear``."""
+    return bool(getattr(transform, "linear", False))
+
+
 class Forgery(Protocol):
     """What some clients send in the place of what they have computed. Pure; draws from its key."""
 

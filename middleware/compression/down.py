@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from fedfleet.simulator.algorithm import Algorithm, Buffered, Cohort, Reduced, Round, beneath
+from fedfleet.simulator.algorithm import Algorithm, Around, Buffered, Cohort, Reduced, Round, beneath
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.rng import Key
@@ -83,14 +83,12 @@ def downward(algorithm: Algorithm, down: tuple[Transform, ...], *, memory: bool)
     return beneath(algorithm, lambda at: at.state)._replace(init=init, round=round)
 
 
-class _Coding:
+class _Coding(Around):
     """A round whose messages to clients are coded."""
 
     def __init__(self, rnd: Round, down: tuple[Transform, ...], memory: bool, at: Sending):
-        self._round, self._down, self._memory, self.at = rnd, down, memory, at
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._round, name)
+        super().__init__(rnd)
+        self._down, self._memory, self.at = down, memory, at
 
     def map_reduce(self, phase: Phase, *, shared: Message, cohort: Cohort, **given: Any) -> Reduced:
         """Do as the round does, with what clients receive of a message."""

@@ -12,6 +12,7 @@ from fedfleet.middleware.compression.codecs.vectors import Options as Plain
 from fedfleet.middleware.facts import Break, Fact, Need
 from fedfleet.simulator.errors import ConfigError, show
 from fedfleet.simulator.registry import ByPath, Options
+from fedfleet.simulator.work import only_scales
 
 WAYS = ("up", "down")
 
@@ -108,7 +109,7 @@ def breaks(up: Sequence[Step], down: Sequence[Step]) -> Iterator[Break]:
         yield Break(Fact.UNTOUCHED, "it changes what clients send on its way", key)
         yield Break(Fact.EXACT, "the server adds up what is left of what clients send", key)
     for step in up:
-        if not getattr(step.does, "linear", False):
+        if not only_scales(step.does):
             why = "what it makes of messages does not add up"
             yield Break(Fact.SCALED_ONLY, why, f"{step.key}.name={step.name!r}", "choose clip")
     if down:

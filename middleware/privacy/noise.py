@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from fedfleet.middleware.privacy.invitation_limit import Asked
-from fedfleet.simulator.algorithm import Algorithm, Cohort, Reduced, Round, beneath, layer
+from fedfleet.simulator.algorithm import Algorithm, Around, Cohort, Reduced, Round, beneath, layer
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.noise import normals
@@ -183,16 +183,14 @@ def inverted(mixing: tuple[float, ...], most: int) -> Tensor:
     return torch.tensor(result, dtype=torch.float64)
 
 
-class _Noising:
+class _Noising(Around):
     """A round whose exchange yields what is safe to tell."""
 
     def __init__(self, rnd: Round, phase: Phase, mechanism: Mechanism, at: Private, inverse: Tensor):
-        self._round, self._phase, self._mechanism, self._inverse = rnd, phase, mechanism, inverse
+        super().__init__(rnd)
+        self._phase, self._mechanism, self._inverse = phase, mechanism, inverse
         self.at, self.metrics = at, dict[str, float]()
         self._asked = Asked(mechanism.invites, "privacy")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._round, name)
 
     def invite(self, size: int, **given: Any) -> Cohort:
         """Do as the round does. Raises FedfleetError where more may be asked, or more often, than is reckoned with."""

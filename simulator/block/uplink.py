@@ -28,7 +28,7 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.factored import Factored
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Tree
-from fedfleet.simulator.work import Slots, Transform, trainable
+from fedfleet.simulator.work import Slots, Transform, only_scales, trainable
 
 SERVERS = "the server's own"
 """Of what a client was sent by that name: slot -> the server's own model, where transforms have made another of it."""
@@ -72,7 +72,7 @@ def through(
     if not transforms and not own:
         return Passed(dict(send), {}, T.count(send), 8 * T.num_bytes(send), {})
     origins = {slot: shared[slot] for slot in send if alike(send[slot], shared.get(slot))}
-    kept = all(getattr(t, "linear", False) for t in transforms)  # then factored leaves stay so
+    kept = all(map(only_scales, transforms))  # then factored leaves stay so
     moved = {s: compressible(moved_by(send[s], origins.get(s))) for s in send}
     moved = {s: {n: x if kept else _dense(x) for n, x in leaves.items()} for s, leaves in moved.items()}
     moved = {slot: leaves for slot, leaves in moved.items() if leaves}

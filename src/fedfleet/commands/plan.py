@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from fedfleet.algorithms.options import AlgorithmOptions
 from fedfleet.algorithms.wrapping import WrapperOptions
 from fedfleet.assembly.executors import on_ray
 from fedfleet.config import participation, rules, timing
@@ -157,7 +158,7 @@ def _steps(x: Experiment) -> Iterator[str]:
 
 def chosen(given: BaseModel) -> Iterator[str]:
     """Yield the options that count, each as text."""
-    unsaid = OF_THEORY if getattr(given, "theory", None) is not None else ()
+    unsaid = OF_THEORY if isinstance(given, AlgorithmOptions) and given.proven else ()
     unsaid = (*unsaid, "source", "version") if isinstance(given, ByPath) else unsaid  # which another line says
     for name in (name for name in type(given).model_fields if name not in ("name", *unsaid)):
         value = getattr(given, name)

@@ -286,7 +286,8 @@ def check_domains(config: Config, test: Examples, domains: int) -> None:
 def check_proven(config: Config, algorithm: Algorithm) -> None:
     """Refuse steps that are made for another number of rounds. Raises ConfigError."""
     if algorithm.rounds not in (None, config.rounds):
-        key = "rounds" if hasattr(config.algorithm, "rounds") else "theory.rounds"
+        proven = isinstance(config.algorithm, AlgorithmOptions) and config.algorithm.proven
+        key = "theory.rounds" if proven else "rounds"
         raise ConfigError(f"algorithm.{key}={algorithm.rounds}: the run has rounds={config.rounds}: make them the same")
 
 

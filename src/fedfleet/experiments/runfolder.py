@@ -205,7 +205,7 @@ class RunFolder:
 
     def _save_model(self, path: Path, z: Tree, rounds: int) -> None:
         """Write a model after so many rounds, leaves named by their dotted paths."""
-        tensors.write(path, dict(T.named_leaves(z)), {**self._about, "rounds": str(rounds)})
+        tensors.write(path, dict(T.named_leaves(z)), {**(self._about or {}), "rounds": str(rounds)})
 
     def _without_later_best(self, rounds: int) -> None:
         """Remove the best model of a process that was killed in a later round than the run has."""

@@ -30,7 +30,7 @@ from fedfleet.simulator.block.uplink import SERVERS, alike, compressible
 from fedfleet.simulator.driver.simulate import Position
 from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.population import decode, gather
-from fedfleet.simulator.work import BUFFERS, Message, Phase
+from fedfleet.simulator.work import BUFFERS, Message, Phase, only_scales
 from fedfleet.tasks.models import first_linear
 from fedfleet.tasks.options import named_net
 
@@ -240,7 +240,7 @@ def _simulation(
     slots: list[str],
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """Return what would have come of clients with examples, one client's after another's."""
-    uplink = tuple(t for t in wrapped.uplink if getattr(t, "linear", False))
+    uplink = tuple(filter(only_scales, wrapped.uplink))
     works = []
     for client, n in zip(clients, counts.tolist(), strict=True):
         block, row = exchange.place(client)
