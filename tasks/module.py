@@ -28,7 +28,7 @@ from fedfleet.tasks.options import AdapterOptions, DataShape, Net, TaskOptions
 from fedfleet.tasks.pretrained import Norm
 from fedfleet.tasks.stateful import buffers, called, check_parameters, hollow, prepared, trainable
 from fedfleet.tasks.targets import LOSSES, Each, Loss, guessed, own_loss
-from fedfleet.tasks.torch_losses import from_torch
+from fedfleet.tasks.torch_losses import from_torch, wrapped
 from fedfleet.tasks.transformer import is_transformer
 
 Measure = Callable[[Tensor, Tensor], Any]
@@ -210,7 +210,7 @@ def _loss(loss: Any, key: str) -> Loss:
         )
     if not isinstance(loss, str) and callable(loss):
         f: Any = loss
-        return from_torch(f) or own_loss(f)
+        return from_torch(f) or wrapped(f) or own_loss(f)
     if not isinstance(loss, str) or loss not in LOSSES:
         near = difflib.get_close_matches(str(loss), LOSSES, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""

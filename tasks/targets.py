@@ -76,11 +76,17 @@ class Loss(NamedTuple):
             wanted = like(outputs, y)
             if wanted.shape == y.shape:
                 return None
-            return f"it has {have} for {got}: {self.name} wants both alike"
+            classes = (
+                ", and cross_entropy takes labels of classes"
+                if outputs.dim() == y.dim() + 1 and got.startswith("l")
+                else ""
+            )
+            return f"it has {have} for {got}: {self.name} wants both alike{classes}"
         if y.is_floating_point():
             return f"{self.name} is of labels, and the data have {got}: choose mse, or give integers from 0"
         wanted = outputs.movedim(self.axis, -1).shape[:-1] if outputs.dim() > 1 else ()
         if wanted == y.shape:
+            self.each(outputs, y)  # with options of its own, such as weights of as many classes
             return None
         shape = ", ".join(map(str, y.shape))
         fix = f"(examples, classes{', …' * (y.dim() > 1)})" if self.axis == 1 else "(examples, tokens, words)"
@@ -92,7 +98,13 @@ class Loss(NamedTuple):
             most = outputs.shape[self.axis]
             bad = ((y < 0) & (y != IGNORED)) | (y >= most)
             if bad.any():
-                return f"there is a label {int(y[bad].max())}, and the net has {most} outputs: labels go from 0 to {most - 1}"
+                top, few = int(y[bad].max()), "1 output" if most == 1 else f"{most} outputs"
+                if int(y[bad].min()) < 0:
+                    return (
+                        f"there is a label {int(y[bad].min())}, and labels go from 0 to {most - 1}: number them from 0"
+                    )
+                binary = ", or take loss=bce_with_logits" if (most, top) == (1, 1) else ""
+                return f"there is a label {top}, and the net has {few}: end it in {top + 1} or more{binary}"
         elif self.binary:
             bad = (y < 0) | (y > 1)
             if bad.any():
@@ -105,12 +117,15 @@ class Loss(NamedTuple):
     def _of_ones_own(self, f: Callable[[Tensor, Tensor], Any], outputs: Tensor, y: Tensor) -> str | None:
         result = f(outputs, y)
         if isinstance(result, Tensor) and result.dim() == 0 and result.is_floating_point():
-            tried = [y, *made_up(outputs, y)]
-            if all(torch.allclose(f(outputs, t), self.each(outputs, t).mean(), 1e-4, 1e-6) for t in tried):
-                return None
+            tried, why = [y, *made_up(outputs, y)], "which is not the mean over them"
+            try:
+                if all(torch.allclose(f(outputs, t), self.each(outputs, t).mean(), 1e-4, 1e-6) for t in tried):
+                    return None
+            except RuntimeError:  # of vmap, which does not map all of torch
+                why = "and cannot be asked for each alone"
             return (
-                f"loss={self.name} gives one number for {len(y)} examples, which is not the mean over them: return the loss of "
-                f"each, as by reduction='none'"
+                f"loss={self.name} gives one number for {len(y)} examples, {why}: return the loss of each, as by "
+                f"reduction='none'"
             )
         if (
             not isinstance(result, Tensor)

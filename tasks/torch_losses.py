@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
+from torch.overrides import TorchFunctionMode
 
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.tasks.targets import Loss, each_example, like, summed
@@ -100,6 +101,63 @@ def from_torch(f: Any) -> Loss | None:
         return None
     given = dict(f.keywords) if isinstance(f, functools.partial) else {}
     return _loss(OWN_NAMES[function], given, given.pop("reduction", "mean"))
+
+
+class _Asked(TorchFunctionMode):
+    """Notes which of torch's losses a function asks for, and whether it does anything else with outputs or targets."""
+
+    def __init__(self, outputs: Tensor, y: Tensor):
+        super().__init__()
+        self.given, self.result = (outputs, y), torch.zeros(())
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.otherwise = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        of_loss = func in OWN_NAMES and len(args) == 2 and all(a is b for a, b in zip(args, self.given, strict=True))
+        if of_loss:
+            self.calls.append((OWN_NAMES[func], dict(options)))
+            return self.result
+        watched = (*self.given, self.result)
+        self.otherwise |= any(x is one for x in (*args, *options.values()) for one in watched)
+        return func(*args, **options)
+
+
+def wrapped(f: Any) -> Loss | None:
+    """Return the one loss of torch that a function ``(outputs, y)`` does nothing but call, with its options; None for others.
+
+    It is asked with several labels: options that depend on them make it a function of one's own.
+    """
+    asked = []
+    for y in ([0, 0], [1, 1, 0], [1]):
+        target = torch.tensor(y)
+        mode = _Asked(torch.zeros(len(y), 2), target)
+        try:
+            with mode:
+                result = f(*mode.given)
+        except Exception:
+            return None
+        if result is not mode.result or mode.otherwise or len(mode.calls) != 1:
+            return None
+        asked += mode.calls
+    name, options = asked[0]
+    if not all(other == name and _alike(options, given) for other, given in asked):
+        return None
+    defaults = {n: p.default for n, p in inspect.signature(getattr(F, name)).parameters.items()}
+    if any(options.pop(n, None) is not None for n in REDUCTION[:2]):
+        return None
+    reduction = options.pop("reduction", "mean")
+    given = {n: v for n, v in options.items() if isinstance(v, Tensor) or v != defaults[n]}
+    return _loss(name, given, reduction) if reduction != "none" else None
+
+
+def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.equal(v, other[n])
+        if isinstance(v, Tensor) and isinstance(other[n], Tensor)
+        else v is other[n] or v == other[n]
+        for n, v in one.items()
+    )
 
 
 def _loss(name: str, options: Mapping[str, Any], reduction: str) -> Loss:

@@ -61,6 +61,8 @@ CASES = [
     (functools.partial(F.cross_entropy, weight=WEIGHT, reduction="sum"), LOGITS, LABELS),
     (functools.partial(F.smooth_l1_loss, beta=0.3), NUMBERS, NUMBERS.flip(0)),
     (lambda o, y: F.cross_entropy(o, y), LOGITS, LABELS),  # the mean as one number, as everybody writes it
+    (lambda o, y: F.cross_entropy(o, y, weight=WEIGHT.double(), label_smoothing=0.1), LOGITS, LABELS),
+    (lambda o, y: F.cross_entropy(o, y, reduction="sum"), LOGITS, LABELS),
     (lambda o, y: ((o - y) ** 2).mean(), NUMBERS, NUMBERS.flip(0)),
 ]
 
@@ -121,8 +123,12 @@ def test_every_loss_of_torch_is_known_or_refused():
 @pytest.mark.parametrize(
     "f",
     [
-        lambda o, y: F.cross_entropy(o, y, weight=WEIGHT.to(o)),  # a weighted mean
-        lambda o, y: F.cross_entropy(o, y, reduction="sum"),
+        lambda o, y: F.cross_entropy(o, y, weight=torch.bincount(y, minlength=4).to(o)),  # weights of this batch alone
+        lambda o, y: 2.0 * F.cross_entropy(o, y, weight=WEIGHT.to(o)),  # a weighted mean
+        lambda o, y: (
+            F.cross_entropy(o, y, weight=WEIGHT.to(o), label_smoothing=0.1) + o.mean()
+        ),  # which vmap does not map
+        lambda o, y: F.cross_entropy(o, y, reduction="sum") + 0.0,
         lambda o, y: (o.mean(0) ** 2).sum(),
     ],
 )
@@ -130,6 +136,13 @@ def test_one_number_that_is_no_mean_is_refused(f):
     same = torch.zeros_like(LABELS)  # the first rows may be of one class
     wrong = [_loss(f, "").misfit(LOGITS, y) for y in (LABELS, same)]
     assert all(text is not None and "reduction='none'" in text for text in wrong)
+
+
+def test_a_loss_of_torch_in_a_function_has_its_metrics_and_options():
+    smooth = nn.CrossEntropyLoss(weight=WEIGHT, label_smoothing=0.1)
+    found = _loss(lambda o, y: smooth(o, y), "")
+    assert (found.name, found.metrics, found.weighted, found.own) == ("cross_entropy", ("accuracy",), True, None)
+    assert _loss(lambda o, y: F.cross_entropy(2 * o, y), "").own is not None
 
 
 def test_a_run_with_it_is_the_run_with_its_name(tmp_path):
@@ -149,7 +162,8 @@ def test_a_run_with_it_is_the_run_with_its_name(tmp_path):
     found = {name: run.summary["final"]["eval/loss"] for name, run in runs.items()}
     assert [found[name] for name in ("module", "function", "mine")] == pytest.approx([found["name"]] * 3, rel=1e-5)
     said = {name: str(yaml.safe_load((run.folder / "config.yaml").read_text())["task"]) for name, run in runs.items()}
-    assert len(set(said.values())) == len(losses)  # the weights are part of what a record says
+    assert said.pop("mine") == said["function"]
+    assert len(set(said.values())) == len(losses) - 1  # the weights are part of what a record says
     assert runs["module"].summary["final"]["eval/accuracy"] == runs["name"].summary["final"]["eval/accuracy"]
     refused(lambda: fedfleet.tasks.from_module(net, loss=nn.CTCLoss()), "loss=CTCLoss")
     secret = {

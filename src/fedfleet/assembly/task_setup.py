@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -159,6 +159,18 @@ def with_base(config: Config, task: Task) -> Config:
     return C.replaced(config, "task.adapters", chosen.model_copy(update={"digest": result}))
 
 
+def begun(task: Task, seed: int) -> Tree:
+    """Return the initial tree of a task. Raises ConfigError where a part of it is missing."""
+    z = task.init(seed)
+    there = list(z) if isinstance(z, Mapping) else []
+    if missing := [part for part in task.parts if part not in there]:
+        raise ConfigError(
+            f"the task's init: it returned {', '.join(there) or f'a {type(z).__name__}'}, and its parts are "
+            f"{', '.join(task.parts)}: return {{{missing[0]!r}: {{…}}}} with it"
+        )
+    return z
+
+
 def net_advice(config: Config, task: Task, z: Tree, data: Data) -> list[str]:
     """Refuse a net of one's own that does not fit the data, or cannot be trained as clients train; return what it should be told.
 
@@ -223,7 +235,7 @@ def _check_outputs(said: str, task: Any, z: Tree, batch: Batch, data: Data) -> l
         misfit = misfit or task.loss.astray(outputs, y)
     if misfit:
         raise ConfigError(f"{said}: {misfit}")
-    return [] if task.loss.axis is None else of_outputs(outputs, task.loss.axis, data.test.classes)
+    return [] if task.loss.axis is None else of_outputs(outputs, task.loss.axis, data.test.classes, task.loss.name)
 
 
 def _check_padding(said: str, task: Any, z: Tree, batch: Batch) -> None:

@@ -30,11 +30,17 @@ def advice(x: Tensor, features: Sequence[str], words: int) -> list[str]:
     ]
 
 
-def of_outputs(outputs: Tensor, axis: int, classes: int) -> list[str]:
+def of_outputs(outputs: Tensor, axis: int, classes: int, loss: str) -> list[str]:
     """Return a line for what of a net's outputs should be mended, whose ``axis`` is that of so many classes; 0: unknown."""
     of_classes = outputs.movedim(axis, -1).double()
     result, many = [], of_classes.shape[-1]
-    if many > 1 and bool((of_classes >= 0).all()) and bool(((of_classes.sum(-1) - 1).abs() < SURE).all()):
+    if loss == "nll_loss":
+        if not bool((of_classes.exp().sum(-1) - 1).abs().max() < SURE):
+            result.append(
+                "the net's outputs are no logarithms of probabilities, which nll_loss takes: end it in nn.LogSoftmax(1), or take "
+                "cross_entropy"
+            )
+    elif many > 1 and bool((of_classes >= 0).all()) and bool(((of_classes.sum(-1) - 1).abs() < SURE).all()):
         result.append(
             "the net's outputs are probabilities, of which cross-entropy takes the softmax once more: leave the last softmax out"
         )
