@@ -297,12 +297,21 @@ def package(entry: EntryPoint) -> str:
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "a package without a name"
 
 
+MANY = 24
+"""Names that a message lists at most."""
+
+
 def choices(value: Any, known: Iterable[str]) -> str:
-    """Say that a value is none of those known, which one it resembles, and which there are."""
+    """Say that a value is none of those known, which ones it resembles, and which there are, unless they are many."""
     known = list(known)
-    near = difflib.get_close_matches(value, known, n=1, cutoff=0.4) if isinstance(value, str) else []
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"unknown; {hint}choose one of {', '.join(known)}"
+    near = difflib.get_close_matches(value, known, n=3, cutoff=0.4) if isinstance(value, str) else []
+    if len(known) <= MANY:
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        return f"unknown; {hint}choose one of {', '.join(known)}"
+    if near:
+        others = f" or {', '.join(near[1:])}?" if near[1:] else ""
+        return f"unknown; did you mean {near[0]!r}?{others} there are {len(known)} names"
+    return f"unknown; choose one of {', '.join(known[:MANY])}, and {len(known) - MANY} more"
 
 
 def refused(why: str, given: Any, *where: str | int) -> ValidationError:

@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from pathlib import Path, PurePath
 from typing import Any
 
+from fedfleet.config import shipped
 from fedfleet.files.documents import YAML_BYTES, check_text, is_there, parse, text_of
 from fedfleet.simulator.errors import ConfigError, one_line, show
 from fedfleet.simulator.plain_text import OtherEncoding
@@ -23,8 +24,10 @@ def read(path: Path) -> Mapping[str, Any]:
     except OtherEncoding as e:
         raise ConfigError(f"{path}: {e}") from None
     except FileNotFoundError:
+        near = shipped.like(path)
+        hint = f"did you mean {near!r}, which comes with the package? " if near else ""
         raise ConfigError(
-            f"{path}: no such configuration file: give the path of a YAML file, or a name that `fedfleet configs` lists"
+            f"{path}: no such configuration file: {hint}give the path of a YAML file, or a name that `fedfleet configs` lists"
         ) from None
     except (OSError, ValueError) as e:
         if isinstance(e, IsADirectoryError) and (path / "config.yaml").exists():
@@ -55,7 +58,9 @@ def check_free(folder: Path) -> None:
     try:
         if "\0" in str(folder):
             raise ValueError("the character NUL")
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"--out {folder}: it is a file: give a folder that is new or empty")
+        if folder.exists() and any(folder.iterdir()):
             raise ConfigError(
                 f"--out {folder}: it exists and is not empty: choose another folder, or remove it first{_resume(folder)}"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,12 @@ def names() -> Iterator[tuple[str, str]]:
         with path.open(encoding="utf-8") as file:
             first = file.readline().strip()
         yield path.relative_to(FOLDER).with_suffix("").as_posix(), first.removeprefix("# ").removeprefix("title: ")
+
+
+def like(path: Path) -> str | None:
+    """Return the name of the configuration that was most likely meant by a path that is not there."""
+    given = path.with_suffix("").as_posix().removeprefix("./").removeprefix("configs/")
+    return next(iter(difflib.get_close_matches(given, [name for name, _ in names()], n=1, cutoff=0.7)), None)
 
 
 def locate(path: Path) -> Path:

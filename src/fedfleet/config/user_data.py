@@ -20,8 +20,8 @@ from fedfleet.simulator.population import Population, decode
 Data = Dataset | FederatedDataset
 POPULATION = ("size", "summary", "num_examples", "domains", "local_data", "to")
 WANTED = {
-    "task": "fedfleet.tasks.from_module(net) of a net, or an object with what fedfleet.simulator.author.Task lists",
-    "algorithm": "a fedfleet.simulator.author.Algorithm",
+    "task": "fedfleet.tasks.from_module(net) of a net, or an object with what fedfleet.author.Task lists",
+    "algorithm": "a fedfleet.author.Algorithm",
     "population": "an object with what fedfleet.simulator.population.Population lists",
     "data": "what fedfleet.data.from_dataframe, from_arrays and others return, a fedfleet.Dataset or FederatedDataset",
 }
