@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import traceback
+from pathlib import Path
 from typing import Any
 
 
@@ -37,6 +39,8 @@ class ClientError(FedfleetError):
         """Name where it happened: in which client, phase and step; the original error is chained by the caller."""
         said = one_line(error)
         fix = "" if INEXACT not in said else f": {INEXACT_MEND}"
+        if isinstance(error, TypeError) and "operand" in said and "'dict'" in said:
+            fix = ": trees are combined by T, as in T.axpy(-lr, direction, z)"
         return cls(f"client {client}, phase {phase!r}, {step}: {type(error).__name__}: {said}{fix}")
 
     def told(self) -> str:
@@ -52,9 +56,18 @@ class ClientTimeout(ClientError):
     """Client code did not come to an end."""
 
 
+OURS = (str(Path(__file__).parent), f"torch{os.sep}_functorch")
+"""Parts of the paths of files that call client code."""
+
+
 def traced(error: BaseException) -> str:
-    """Return an error's traceback as text."""
-    lines = "".join(traceback.format_exception(error)).rstrip().split("\n")
+    """Return an error's traceback as text: from the author's code on, and without what else was being tried."""
+    told = traceback.TracebackException.from_exception(error)
+    told.__context__ = None
+    calls = [any(part in frame.filename for part in OURS) for frame in told.stack]
+    theirs = calls.index(False) if False in calls else max(0, len(calls) - 1)
+    del told.stack[:theirs]
+    lines = "".join(told.format()).rstrip().split("\n")
     return "\n".join(_cut(printable(line)) for line in lines)
 
 

@@ -128,6 +128,9 @@ class BatchPlan:
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("a batch plan needs either steps or epochs: give exactly one of the two")
+        for name in ("size", "steps", "epochs"):
+            if isinstance(number := getattr(self, name), int) and number < 1:
+                raise ValueError(f"BatchPlan({name}={number}): it has to be 1 or more")
         if self.drawn and (self.size is None or self.per_step > 1 or self.stratified or not self.shuffle):
             raise ValueError(
                 "a batch plan whose examples are drawn for themselves needs a size, and no order of any kind"
@@ -357,4 +360,10 @@ class Objective:
     def step(self, z: Tree, lr: Scalar, direction: Tree) -> Tree:
         """Return the projection of ``z - lr * direction``; ``lr`` may be a prefix tree."""
         moved = axpy(neg(lr), direction, z)
-        return moved if self.project is None else self.project(moved)
+        if self.project is None:
+            return moved
+        found = self.project(moved)
+        if isinstance(moved, Mapping) and (not isinstance(found, Mapping) or found.keys() != moved.keys()):
+            parts = ", ".join(map(str, found)) if isinstance(found, Mapping) else f"a {type(found).__name__}"
+            raise ValueError(f"project returned {parts}, and was given {', '.join(moved)}: return the whole tree")
+        return found

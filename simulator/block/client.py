@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedfleet.simulator import authored
 from fedfleet.simulator.arithmetic import rng, vmap_internals
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.combination import Combination
@@ -118,11 +119,15 @@ class ClientProgram:
                     losses.append(step_loss)
                     measured.append(step.active)
         self.where = "client_final"
-        message, new_state = work.client_final(shared, client_state, client_input, carry)
+        message, new_state = authored.sent(work.client_final(shared, client_state, client_input, carry))
         if self.phase.secure is None:  # else other slots are reduced, those of the masked sums
             check_message(message, self.phase)
         if client_state is not None:
             check_state(client_state, new_state)
+        elif T.leaves(new_state):
+            raise ValueError(
+                "it returns a state, which is lost: give Phase.client_state, a new client's state, or return None"
+            )
         client_state = new_state
         name, notes = self.phase.name, self.setup.notes
         if name not in notes.sent:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from fedfleet.simulator import authored
 from fedfleet.simulator.arithmetic import rng, vmap_internals
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.combination import Combination, PerClient
@@ -77,7 +78,8 @@ class _Call:
             ]
         leaves = [Weight.of(p) if isinstance(p, Layer) else self._leaf(i, p) for i, p in enumerate(points)]
         with torch.enable_grad():
-            value, aux = self.objective.loss(T.unflatten(self.tree, leaves), batch, ctx, key)
+            found = self.objective.loss(T.unflatten(self.tree, leaves), batch, ctx, key)
+        value, aux = authored.pair(found, "the objective's loss", "(value, aux), such as batch.mean(each), {}")
         players: dict[str | None, Tensor] = {**value} if isinstance(value, Mapping) else {None: value}
         if strangers := [p for p in players if p is not None and p not in self.tree]:
             raise ValueError(f"the objective has losses for {strangers}, but the parts are {list(self.tree)}")
@@ -265,7 +267,7 @@ class EngineOps:
 
     def step(self, objective: str, z: Tree, lr: Scalar, direction: Tree) -> Tree:
         """Return the projection of ``z - lr * direction``, with what layers keep count of as it is by now."""
-        moved = self._objective(objective).step(z, lr, direction)
+        moved = self._objective(objective).step(z, lr, authored.direction(direction, z))
         if BUFFERS not in z:
             return moved
         return {**moved, BUFFERS: next((new for old, new in reversed(self._kept) if old is z[BUFFERS]), z[BUFFERS])}

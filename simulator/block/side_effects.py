@@ -31,7 +31,9 @@ from fedfleet.simulator.state_copy import StateCopy
 STATISTICS = ("native_batch_norm", "_batch_norm_impl_index", "cudnn_batch_norm", "miopen_batch_norm")
 """Operations (x, weight, bias, mean, variance, training, …) that write mean and variance without saying so."""
 FIX = "use a net without statistics (GroupNorm or LayerNorm for BatchNorm), or its eval mode, in which they stay as they are"
-KEYS = "draw from keys with rng of fedfleet.simulator.author, keep in the state what has to last, and return what is to be recorded"
+KEYS = (
+    "draw from keys with rng of fedfleet.author, keep in the state what has to last, and return what is to be recorded"
+)
 CLOSE = 100  # units in the last place of the largest value, by which results may differ where sums are shifted
 
 
@@ -102,7 +104,7 @@ class SideEffects:
         if not torch.equal(self._generator, torch.get_rng_state()):
             raise Impure(
                 f"{self._who} drew from torch's global generator (as Dropout does in training mode), so results would depend on "
-                f"the order of work: draw from the step's key with rng of fedfleet.simulator.author instead"
+                f"the order of work: draw from the step's key with rng of fedfleet.author instead"
             )
         if (name := _written(self._shared)) is not None:
             raise Impure(

@@ -23,6 +23,8 @@ SCALAR_BYTES = 8  # a config scalar travels as a float64
 def numbers(metrics: Mapping[str, Any], whose: str) -> dict[str, float]:
     """Return metrics as floats. Raises FedfleetError naming one that is none."""
     result = {}
+    if not isinstance(metrics, Mapping):
+        raise FedfleetError(f"{whose}: they are {one_line(metrics)[:80]}: return a mapping, {{name: number}}")
     for name, value in metrics.items():
         try:
             if isinstance(value, str):

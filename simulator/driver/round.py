@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedfleet.simulator import authored
 from fedfleet.simulator.algorithm import Buffer, Buffered, Cohort, Done, Problem, Reduced, Role
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
@@ -128,6 +129,7 @@ class EngineRound:
         self, phase: Phase, shared: Message, cohort: Cohort, client_input: Tree, steps: int | None
     ) -> tuple[Assignment, PhaseRecord]:
         """Send a phase's messages, and find out who answers when. Raises TooFewResponses."""
+        authored.asked(shared, cohort)
         c, number = self._conditions, len(self.records)
         draws, self._draws = self._draws, rng.fold(self._draws, "next")
         key = rng.fold(self._key("phase"), number)
@@ -388,7 +390,7 @@ class EngineRound:
     def _own(self, phase: Phase, shared: Message, clients: Tensor) -> Tree:
         fresh = phase.client_state
         assert fresh is not None
-        return self._memory.store.get(clients, lambda: fresh(shared.merged()))
+        return self._memory.store.get(clients, lambda: authored.state(fresh(shared.merged())))
 
     def _start(self, group: Group) -> Run:
         """Return what starts blocks of a group on the executor."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedfleet.simulator import authored
 from fedfleet.simulator.algorithm import Algorithm, Problem, Round
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic.tree import Tree
@@ -23,7 +24,8 @@ def initial(algorithm: Algorithm, z: Tree, seed: int, problem: Problem) -> Any:
 def after(algorithm: Algorithm, state: Any, turn: Round) -> tuple[Any, Mapping[str, float]]:
     """Return the state after a round, and its metrics. Raises Impure, and what the round does."""
     with untouched("the algorithm's round", state):
-        return algorithm.round(state, turn)
+        found = algorithm.round(state, turn)
+    return authored.pair(found, "the algorithm's round", "(state, metrics), such as z, {}")
 
 
 def skipped(algorithm: Algorithm, state: Any, turn: Round) -> Any:

@@ -103,7 +103,7 @@ def federate(x: Loaded, task: Task | None = None, algorithm: Algorithm | None = 
     population = with_roles(config, data, dealt, unlabelled=resolve.unlabelled(algorithm, task))
     check_source_share(task, population)
     population = with_held_out(config, with_domains(config, data, population, algorithm), algorithm)
-    result, summary, z = problem(population), population.summary(), task.init(config.seed)
+    result, summary, z = problem(population), population.summary(), task_setup.begun(task, config.seed)
     weights.check_vocabularies(config, data.names.vocabulary)
     net_advice = task_setup.net_advice(config, task, z, data)
     cohort_advice: tuple[str, ...] = ()
