@@ -211,6 +211,14 @@ def _with(name: str, options: Mapping[str, Any]) -> str:
     return f"{_code(name)}{f' ({_told(options)})' if options else ''}"
 
 
+def _about(key: str, section: Mapping[str, Any]) -> str:
+    """Return what a part is in the words of its registry, after a colon; nothing of one's own part."""
+    of = SECTIONS.get(key)
+    entry = of.registry.get(_name(section)) if of is not None else None
+    about = "" if entry is None else entry.about.rstrip(".")
+    return f": {escape(about[0].lower() + about[1:])}" if about else ""
+
+
 def _code(name: str) -> str:
     return rf"\texttt{{{escape(name)}}}"
 
@@ -223,7 +231,8 @@ def _data(run: Run) -> str:
     if run.summary.get("dealt") is False:
         return f"{whose}, which come in {many}"
     partition = _section(run, "population.partition")
-    return f"{whose}, dealt to {many} by the partition {_with(_name(partition), _plain(partition))}"
+    how = _with(_name(partition), _plain(partition))
+    return f"{whose}, dealt to {many} by the partition {how}{_about('population.partition', partition)}"
 
 
 def _task(run: Run) -> str:
@@ -238,12 +247,14 @@ def _task(run: Run) -> str:
 def _participation(run: Run) -> str:
     online, chosen, cohort = (_section(run, key) for key in ("availability", "selection", "cohort"))
     rounds = run.config.get("rounds")
-    how = _with(_name(online), _plain(online))
-    by = _with(_name(chosen), _chosen("selection", chosen))
+    how = f"{_with(_name(online), _plain(online))}{_about('availability', online)}"
+    by = f"by {_with(_name(chosen), _chosen('selection', chosen))}{_about('selection', chosen)}"
+    by = "uniformly at random" if _name(chosen) == "uniform" else by
     limit = f", with a deadline of {cohort['deadline_s']:g} s" if cohort.get("deadline_s") else ""
     waits = "" if cohort.get("wait_for") in (None, "all") else f", and waits for {escape(str(cohort['wait_for']))}"
-    invites = f"the server invites {cohort.get('size')} clients by {by}{waits}{limit}"
-    return f"In each of {rounds:,} rounds {invites}; who is online follows {how}"
+    invites = f"the server invites {cohort.get('size')} clients {by}{waits}{limit}"
+    always = "all are online" if _name(online) == "always" else f"who is online follows {how}"
+    return f"In each of {rounds:,} rounds {invites}; {always}"
 
 
 def _algorithm(run: Run) -> str:
@@ -275,7 +286,7 @@ def _features(run: Run) -> str:
 
 def _tuned(search: Mapping[str, Any] | None) -> str:
     if search is None:
-        return "Rates are those of the configuration; no search for them is on record here."
+        return "No search for learning rates is on record."
     how = search["tune"]
     over = joined([f"{_code(key)} in {escape(str(value))}" for key, value in how.get("search", {}).items()])
     trials = f", {count(how['trials'], 'trial')}" if how.get("trials") else ""
@@ -292,7 +303,7 @@ def _seeds(runs: Sequence[Run]) -> Iterator[str]:
     seeds = sorted({run.seed for run in runs if isinstance(run.seed, int)})
     if seeds:
         yield f"Seeds are {escape(joined(list(map(str, seeds))))}; results are mean and sample standard deviation over them."
-    if (held := variance.held(runs)) is not None:
+    if (held := variance.held(runs, advice=False)) is not None:
         yield escape(held)
 
 

@@ -21,7 +21,7 @@ from fedfleet.files import parquet
 from fedfleet.files.documents import is_there
 from fedfleet.files.summary import SUMMARY, checked_summary
 from fedfleet.simulator.algorithm import Task
-from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.errors import ConfigError, show
 from fedfleet.tasks.weights_file import marks
 
 WIDTH, HEIGHT, EDGE = 420, 150, 34  # pixels of the curve, and around it
@@ -42,6 +42,10 @@ def open_run(folder: Path | str, task: Task | None = None, *, trust: bool = Fals
 
     """
     folder = Path(folder)
+    if task is not None and not hasattr(task, "objectives"):
+        raise ConfigError(
+            f"open_run: task={show(task)}: it is no task: make it one by fedfleet.tasks.from_module(net, loss=…)"
+        )
     if not is_there(folder):
         raise ConfigError(f"{folder}: no such folder: give what was given as out")
     if not is_there(folder / SUMMARY):

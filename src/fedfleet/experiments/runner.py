@@ -36,7 +36,7 @@ from fedfleet.tracking.callback import Begun, Callbacks, Stop
 HOW = {
     "serial": "one client at a time",
     "batched": "many clients at once",
-    "factored": "many clients at once on shared weights",
+    "factored": "many clients at once",
 }
 """``executor.inner`` in words."""
 
@@ -409,7 +409,7 @@ def describe(x: Prepared) -> str:
     """Say in one line what is run, and on what."""
     return (
         f"{x.label}: {x.config.task.name} on {x.config.population.dataset.name}, {x.problem.clients:,} clients, "
-        f"a model of {T.count(x.z):,} numbers, {HOW[x.config.executor.inner]} {where(x)}"
+        f"{T.count(x.z):,} parameters, {HOW[x.config.executor.inner]} {where(x)}"
     )
 
 
@@ -428,4 +428,4 @@ def where(x: Prepared) -> str:
         return f"{result}, which has the GPU"
     if (lacking := without_ray()) is not None:
         return f"{result}, as {lacking}"
-    return f"{result}, quicker than Ray starts (executor.kind=ray: actors)"
+    return f"{result}: quicker than starting Ray"

@@ -22,12 +22,12 @@ NETS = ("classification", "module", "language_model")
 USE = """```python
 import fedfleet
 
-net = fedfleet.open_run("{folder}").model()  # a torch.nn.Module in eval mode; "best" for the best round's
+net = fedfleet.open_run(".").model()  # a torch.nn.Module in eval mode; "best" for the best round's
 ```"""
 USE_TEXT = """```python
 import fedfleet
 
-run = fedfleet.open_run("{folder}")
+run = fedfleet.open_run(".")
 net = run.model()  # a torch.nn.Module in eval mode; "best" for the best round's
 tokens, mask = run.encode(["a new text"])  # by vocabulary.json
 ```"""
@@ -52,7 +52,7 @@ from torch import nn
 net = {net}
 net.load_state_dict({{name[2:]: leaf for name, leaf in load_file("{weights}").items()}})
 optimizer = torch.optim.SGD(net.parameters(), lr={lr})
-for x, y in loader:  # yours: x (n, {shape}), y (n,)
+for x, y in loader:  # {yours}yours: x (n, {shape}), y (n,)
     optimizer.zero_grad()
     {loss}(net(x), y).backward()
     optimizer.step()
@@ -89,7 +89,7 @@ def _use(run: Run) -> Iterator[str]:
     whole = run.get("task", "name") in NETS and "task" not in own
     examples = run.summary.get("examples") or {}
     use = (USE_TEXT if "vocabulary" in examples else USE) if whole else TENSORS
-    yield use.format(folder=run.path.name, weights=WEIGHTS)
+    yield use.format(weights=WEIGHTS)
     for what, key in (
         ("Classes, in the order of the outputs", "class_names"),
         ("Features, in their order", "features"),
@@ -106,11 +106,17 @@ def _use(run: Run) -> Iterator[str]:
 def _plain(run: Run, net: str | None) -> str:
     """Say how one goes on with the model in plain torch, where its net is made of torch's own layers."""
     shape = (run.summary.get("examples") or {}).get("shape")
-    if net is None or shape is None or run.get("task", "name") not in NETS:
+    if net is None or shape is None:
         return ""
     loss = "nn.functional.cross_entropy" if run.get("task", "name") == "classification" else "loss"
     lr = run.get("algorithm", "lr")
-    told = {"lr": lr if isinstance(lr, int | float) else 0.1, "shape": ", ".join(map(str, shape)), "loss": loss}
+    yours = "" if loss != "loss" else "loss and loader are "
+    told = {
+        "yours": yours,
+        "lr": lr if isinstance(lr, int | float) else 0.1,
+        "shape": ", ".join(map(str, shape)),
+        "loss": loss,
+    }
     return PLAIN.format(net=net, weights=WEIGHTS, **told)
 
 

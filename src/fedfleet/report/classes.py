@@ -87,7 +87,11 @@ def _one(result: np.ndarray, how: str, called: Sequence[str]) -> Grid:
     rows = []
     for k in _worst(right):
         taken = int(off[k].argmax())
-        often = f"{taken}, {share(off[k, taken] / result[k].sum())}" if off[k, taken] else MISSING
+        often = (
+            f"{called[taken].removeprefix('class ')}, {share(off[k, taken] / result[k].sum())}"
+            if off[k, taken]
+            else MISSING
+        )
         rows.append([called[k], f"{result[k].sum():,.0f}", _told(right[k]), _told(sure[k]), often])
     head = ["class", "examples", "recall", "precision", "most often taken for"]
     text = "Recall: the share of a class that is found; precision: the share of what is said to be of it that is."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 from fedfleet.report import traps, variance, verdicts
 from fedfleet.report.settings import OF_THEOREMS
 from fedfleet.report.tables import Run, completed_counts
-from fedfleet.report.words import count, duration, joined, mean_sd, number, quantity, share, span, whole
+from fedfleet.report.words import count, duration, joined, mean_sd, number, plain_value, quantity, share, span, whole
 from fedfleet.simulator.driver.evaluation import less_is_better
 
 SPENT = ("epsilon_spent", "example_epsilon_spent")  # of which there is no best
@@ -45,6 +46,7 @@ def of_comparison(groups: Mapping[str, Sequence[Run]]) -> list[str]:
         f", {count(len(seeds), 'seed')}" if seeds else ""
     )
     told = [f"Compared here: {words}. {_same(runs)}".strip()]
+    told += _heard_together(runs)
     metrics = headline(runs)
     if metrics:
         told.append(_ranking(groups, metrics[0]))
@@ -157,6 +159,19 @@ def _heard(run: Run) -> Iterator[str]:
     rounds = run.rounds_done
     often = f" in {count(rounds, 'round')}, {asked / rounds:.3g} a round" if rounds else ""
     yield f"Of {whole(asked)} invitations{often}, {share(heard / asked)} were answered in time ({whole(heard)}){ever}."
+
+
+def _heard_together(runs: Sequence[Run]) -> Iterator[str]:
+    """How many invitations of several runs were answered, and what decides who is online, where that is the same for all."""
+    asked, heard = ([run.total(name) for run in runs] for name in ("invited", "completed"))
+    online = {json.dumps(run.config.get("availability"), sort_keys=True, default=str) for run in runs}
+    kind = runs[0].get("availability", "kind")
+    if None in asked or None in heard or not sum(asked) or len(online) > 1 or kind in (None, "always"):
+        return
+    options = runs[0].config["availability"]
+    told = ", ".join(f"{k} {plain_value(v)}" for k, v in options.items() if isinstance(v, int | float))
+    law = f"{kind} ({told})" if told else kind
+    yield f"Of {whole(sum(asked))} invitations {share(sum(heard) / sum(asked))} were answered in time; who is online: {law}."
 
 
 def _metrics(run: Run) -> Iterator[str]:

@@ -84,7 +84,9 @@ def _title(runs: Sequence[Run]) -> str:
         result = list(dict.fromkeys(str(name) for run in runs if (name := run.get(section, key)) is not None))
         return joined(result) if len(result) <= 4 else f"{len(result)} {section}s"
 
-    algorithms = names("algorithm", "name") or joined(list(dict.fromkeys(run.label for run in runs))[:4])
+    labels = list(dict.fromkeys(run.label for run in runs))
+    named = names("algorithm", "name")
+    algorithms = joined(labels) if not named or 1 < len(labels) <= 4 else named
     parts = [algorithms, names("task", "name"), names("population", "dataset")]
     return " · ".join(filter(None, parts))
 

@@ -24,8 +24,7 @@ UNTOLD = (
     "task.init",
     "task.norm",
     "population.partition.min_size",
-    *(f"task.own.options.{key}" for key in ("_net", "parts", "chosen", "said", "sign", "offered", "filled")),
-    *(f"task.own.options.loss.{key}" for key in ("type", "each", "axis", "metrics")),
+    "task.own.options",
 )
 """Settings that are shown only where they differ."""
 OF_OPTIMISERS = ("beta1", "beta2", "eps")  # which most do not use
@@ -47,7 +46,7 @@ def settings(groups: Mapping[str, Sequence[Run]], varied: Collection[str] = ()) 
         return None
     rows = [[_title(key), *(_value(column.get(key)) for column in columns)] for key in order]
     left = f" The first {COLUMNS} labels." if len(groups) > COLUMNS else ""
-    first = f" The first {len(differ)} differ." if differ else ""
+    first = f" The first {len(differ)} differ." if len(differ) > 1 else " The first differs." if differ else ""
     caption = f"What was chosen, or matters; whole configurations are at the end of the page.{first}{left}"
     return Grid(["setting", *(shown if len(groups) > 1 else ["value"])], rows, caption, words=True)
 
@@ -64,6 +63,9 @@ def _chosen(run: Run) -> dict[str, Any]:
     model = result.get("task.model")
     if isinstance(model, str) and (":" in model or model == "logistic"):  # which have no hidden layers of ours
         set_by.add("task.hidden")
+    for kind in ("algorithm.correction", "algorithm.of.correction"):
+        if result.get(f"{kind}.kind") == "none":  # whose options mean nothing
+            set_by |= {key for key in result if key.startswith(f"{kind}.") and key != f"{kind}.kind"}
     return {key: value for key, value in result.items() if key not in set_by}
 
 

@@ -137,7 +137,7 @@ def verdict(tables: Tables) -> str | None:
             columns = [lost(label, value) if values else at(label, base) for label in tables.labels]
             costs.append(np.stack(columns, axis=1))
     metric = f"final {tables.metrics[0]}"
-    by = f"what {key} costs in {metric}, the mean over all points" if values else f"{metric}, the mean over all points"
+    by = f"the mean cost of {key} in {metric} over all points" if values else f"{metric}, the mean over all points"
     cost = np.mean(costs, axis=0)
     if values and falling:
         cost = -cost

@@ -12,8 +12,8 @@ PAIRED = "seed"
 """The value of the key with which every seed deals its clients anew."""
 
 
-def held(runs: Sequence[Run]) -> str | None:
-    """Return the sentences; None where runs have one seed, or nothing says how clients were dealt."""
+def held(runs: Sequence[Run], *, advice: bool = True) -> str | None:
+    """Return the sentences, and what to set (``advice``); None for runs of one seed, or if nothing says how clients were dealt."""
     kept = [run for run in runs if isinstance(run.config.get("population"), dict)]
     if not kept or len({run.seed for run in kept}) < 2:
         return None
@@ -22,13 +22,12 @@ def held(runs: Sequence[Run]) -> str | None:
     dealt = {plain_value(run.config["population"].get("partition_seed", 0)) for run in kept}
     if dealt == {PAIRED}:
         varying.append("partitions")
-        how = f"Every seed deals the clients anew ({KEY}: {PAIRED})."
+        how = f"Every seed deals the clients anew{f' ({KEY}: {PAIRED})' * advice}."
     elif all(run.summary.get("dealt") is False for run in kept):
         how = "The clients are those of the data, the same for all seeds: intervals say nothing of other clients."
     else:
         at = joined(sorted(dealt))
-        how = (
-            f"The partition is the same for all seeds ({KEY} = {at}): intervals say nothing of other partitions. "
-            f"{KEY}: {PAIRED} deals anew for every seed."
-        )
+        where = f" ({KEY} = {at})" * advice
+        how = f"The partition is the same for all seeds{where}: intervals say nothing of other partitions."
+        how += f" To deal anew for every seed, set {KEY}: {PAIRED}." * advice
     return f"Spreads and intervals over seeds hold the variance of {joined(varying)}. {how}"

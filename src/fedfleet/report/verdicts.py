@@ -32,7 +32,7 @@ def ranking(names: Sequence[str], values: np.ndarray, by: str, *, least_is_best:
     if not result.apart:
         return f"By {by}, {joined(ordered)} cannot be ranked: no pair differs ({how})."
     if len(result.apart) == pairs:
-        return f"By {by}, the order is {', '.join(ordered)}, the best first: every pair differs ({how})."
+        return f"By {by}, the best is {', then '.join(ordered)}. Every pair differs ({how})."
     ahead = {better: [worse for first, worse in result.apart if first == better] for better, _ in result.apart}
     told = [f"{names[better]} is ahead of {joined([names[i] for i in worse])}" for better, worse in ahead.items()]
     more = f"; {len(told) - PAIRS} more are ahead of some" if len(told) > PAIRS else ""

@@ -34,7 +34,7 @@ def test_a_card_says_what_was_learnt_how_well_and_how_to_load_it(tmp_path: Path)
     assert "| metric | initial | final | best |\n| --- | --- | --- | --- |\n| accuracy | 0.1 | 0.5 | 0.625 |" in text
     for said in (
         "| algorithm | fedavg |",
-        'fedfleet.open_run("run").model()',
+        'fedfleet.open_run(".").model()',
         "`fedfleet run config.yaml` makes it again",
     ):
         assert said in text

@@ -151,9 +151,7 @@ def test_a_comparison_in_words_ranks_labels_and_pools_no_code(tmp_path: Path) ->
             summary = {"status": "finished", "label": label, "final": final}
             make_run(tmp_path / "paired" / label / str(seed), config={"seed": seed}, summary=summary)
     paired = grouped([read(path.parent) for path in sorted((tmp_path / "paired").glob("*/*/rounds.parquet"))])
-    assert overview.of_comparison(paired)[2].startswith(
-        "By final accuracy, the order is B (0.701), A (0.6), the best first: "
-    )
+    assert overview.of_comparison(paired)[2].startswith("By final accuracy, the best is B (0.701), then A (0.6). ")
     table = settings(groups)
     assert table is not None
     assert list(table.head) == ["setting", "label A", "label B", "mine (source aaaaaaaa)", "mine (source bbbbbbbb)"]

@@ -97,10 +97,8 @@ def test_an_order_names_the_pairs_that_differ_after_correction_for_all_pairs():
 
 def test_a_verdict_ranks_some_all_or_none():
     names, values = ["A", "B"], np.array([[0.1, 0.2], [0.11, 0.2], [0.1, 0.21]])
-    assert verdicts.ranking(names, values, "x").startswith(
-        "By x, the order is B (0.2033), A (0.1033), the best first: "
-    )
-    assert "the order is A" in verdicts.ranking(names, values, "x", least_is_best=True)
+    assert verdicts.ranking(names, values, "x").startswith("By x, the best is B (0.2033), then A (0.1033). ")
+    assert "the best is A" in verdicts.ranking(names, values, "x", least_is_best=True)
     assert "cannot be ranked: no pair" in verdicts.ranking(names, values * [[1, 1], [1, 0], [1, 1]], "x")
     assert "cannot be ranked: there is one seed" in verdicts.ranking(names, values[:1], "x")
     assert "cannot be ranked: no seed" in verdicts.ranking(names, np.array([[0.1, math.nan], [math.nan, 0.1]]), "x")
@@ -186,8 +184,8 @@ def test_a_study_says_which_label_dropout_costs_less():
     ]
     assert list(study_page.answers(tables)) == [
         "FedAvg loses most at availability.rate = 0.1: 0.450 ± 0.000 of accuracy. Of that get back: MIFA 100 % and FedAU 80 %.",
-        "By what availability.rate costs in final accuracy, the mean over all points, the order is MIFA (0), FedAU (0.07), FedAvg "
-        "(0.35), the best first: every pair differs (paired by 3 seeds, 5 % with Holm's correction for 3 pairs).",
+        "By the mean cost of availability.rate in final accuracy over all points, the best is MIFA (0), then FedAU (0.07), then "
+        "FedAvg (0.35). Every pair differs (paired by 3 seeds, 5 % with Holm's correction for 3 pairs).",
     ]
     (line, _) = study_page.answers(study({"MIFA": 0.0, "FedAvg": 0.5}))
     assert "nobody can be said" in line
