@@ -73,7 +73,7 @@ def login(node: Node, folder: Path) -> Hand:
 def blocks() -> list[str]:
     """Return what is to be typed on the first node, the second, and the first again."""
     page = (ROOT / "docs" / "tutorials" / "two_nodes.md").read_text(encoding="utf-8")
-    return re.findall(r"^```\n(.*?)^```", page, re.M | re.S)
+    return [block for kind, block in re.findall(r"^```(\w*)\n(.*?)^```", page, re.M | re.S) if not kind]
 
 
 def checkout(to: Path) -> Path:

@@ -58,7 +58,8 @@ def _ray_actors(config: Config) -> str:
     e = config.executor
     result = resolve.actors(config)
     count = "on as many Ray actors as the cluster has room for," if result == "auto" else f"on {result} Ray actors"
-    return f"{count} of {e.cpus_per_actor:g} CPUs and {e.gpus_per_actor:g} GPUs"
+    cpus = f"{e.cpus_per_actor:g} CPU{'s' * (e.cpus_per_actor != 1)}"
+    return f"{count} of {cpus}" + (f" and {e.gpus_per_actor:g} GPUs" if e.gpus_per_actor else "")
 
 
 EXECUTORS: Mapping[str, Kind] = {

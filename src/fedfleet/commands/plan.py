@@ -17,7 +17,7 @@ from fedfleet.config.selection import asked
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.runner import HOW, where
 from fedfleet.middleware.secure_aggregation import wrap as secured
-from fedfleet.report.words import span
+from fedfleet.report.words import count, span
 from fedfleet.simulator.algorithm import Buffer
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.fleet.hardware import HeterogeneousDevices
@@ -41,7 +41,8 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
         f"{x.label}: {x.config.algorithm.name} on {x.config.task.name}, {x.config.population.dataset.name}",
     )
     yield "rounds, seed", f"{x.config.rounds}, {x.config.seed}"
-    yield "clients", f"{x.problem.clients:,} with {summary.min_examples} to {summary.max_examples} examples each"
+    least, most = summary.min_examples, summary.max_examples
+    yield "clients", f"{x.problem.clients:,} with {f'{least} to ' * (least < most)}{most} examples each"
     yield "tested on", x.examples["tested_on"]
     if told := x.advice():
         yield "advice", "\n".join(told)
@@ -59,7 +60,8 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
             f"{len(sizes):,} with {int(sizes.min()):,} to {int(sizes.max()):,} examples each; skewness "
             f"{float(sizes.sum() / sizes.min()):,.3g}",
         )
-    yield "model", f"{floats:,} floats ({_parts(x)}), {model_bytes / 1e6:.2f} MB"
+    of = f" ({_parts(x)})" if len(x.z) > 1 else ""
+    yield "model", f"{floats:,} parameters{of}, {model_bytes / 1e6:.3g} MB"
     if told := _filled(x):
         yield "told to the net", f"{told}, as the data have"
     if told := ", ".join(chosen(x.config.algorithm)):
@@ -78,7 +80,7 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
     if told := participation.spread(x.federation, x.population):
         yield "clients online", told
     yield "blocks a phase", f"up to {-(-invite // block)} of {block} clients"
-    yield "executor", f"{where(x)}; {HOW[e.inner]} ({e.inner}), {e.threads_per_actor} threads, {e.device}"
+    yield "executor", f"{where(x)}; {HOW[e.inner]} ({e.inner}), {count(e.threads_per_actor, 'thread')}, {e.device}"
     if e.kind == "ray" and e.address is not None:
         yield "nodes", "\n".join(_nodes(e, e.address, invite))
     yield "factored weights", _factored(x)
@@ -212,7 +214,7 @@ def _factored(x: Experiment) -> str:
     if x.config.transforms.up:
         text += ", until transforms.up multiplies out what is sent"
     reasons = sorted({r for path in weights for r in notes.reasons.get(path, ())})
-    return f"{text}; the others need: {', '.join(reasons)}" if reasons else text
+    return f"{text}; in the way of the others: {', '.join(reasons)}" if reasons else text
 
 
 def _parts(x: Experiment) -> str:
