@@ -1,4 +1,4 @@
-"""What authors get wrong most often, each refused in a line that says what to write in its place."""
+"""Mistakes that authors make most often, each refused in a line that says what to write in its place."""
 
 from pathlib import Path
 from typing import Any
