@@ -163,10 +163,10 @@ def _heard(run: Run) -> Iterator[str]:
 
 def _heard_together(runs: Sequence[Run]) -> Iterator[str]:
     """How many invitations of several runs were answered, and what decides who is online, where that is the same for all."""
-    asked, heard = ([run.total(name) for run in runs] for name in ("invited", "completed"))
+    asked, heard = ([n for run in runs if (n := run.total(name)) is not None] for name in ("invited", "completed"))
     online = {json.dumps(run.config.get("availability"), sort_keys=True, default=str) for run in runs}
     kind = runs[0].get("availability", "kind")
-    if None in asked or None in heard or not sum(asked) or len(online) > 1 or kind in (None, "always"):
+    if min(len(asked), len(heard)) < len(runs) or not sum(asked) or len(online) > 1 or kind in (None, "always"):
         return
     options = runs[0].config["availability"]
     told = ", ".join(f"{k} {plain_value(v)}" for k, v in options.items() if isinstance(v, int | float))

@@ -67,7 +67,7 @@ def test_methods_tell_options_that_are_no_defaults_and_those_alone(runs: fedflee
     assert "momentum" not in plain
     assert "weight" not in plain
     assert r"We vary \texttt{cohort.size} over 5 and 2; what is said above is the first value." in plain
-    assert "no search for them is on record" in plain
+    assert "No search for learning rates is on record" in plain
     assert "Holm" not in plain
 
 

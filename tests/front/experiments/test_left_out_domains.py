@@ -63,7 +63,7 @@ def test_what_is_planned(tmp_path: Path, name: str, each: int):
     lines = dict(describe(Experiment(plan["FedOMG"].config)))
     assert lines["run"] == f"FedOMG: omg on classification, {name}"
     of_one = classes * each - round(0.1 * classes * each)
-    assert lines["clients"] == f"3 with {of_one} to {of_one} examples each"
+    assert lines["clients"] == f"3 with {of_one} examples each"
     assert "without labels; 3 of 4 clients take part" in lines["targets"]
     assert f"x {11_176_512 + 513 * classes:,}" in lines["model"]
 
