@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import math
 
 import numpy as np
@@ -37,12 +38,14 @@ _FOLD = _signed(
 
 def _shift(x: Tensor, n: int) -> Tensor:
     """Logical right shift of int64 (torch's is arithmetic)."""
+    if _on_host(x):
+        return _tensor(_words(x) >> np.uint64(n)).view(x.shape)
     return (x >> n) & ((1 << (64 - n)) - 1)
 
 
 def _mix(x: Tensor) -> Tensor:
     if _on_host(x):
-        return torch.from_numpy(_mix_on_host(_words(x).copy()).view(np.int64)).view(x.shape)
+        return _tensor(_mix_on_host(_words(x).copy())).view(x.shape)
     x = (x ^ _shift(x, 30)) * _M1
     x = (x ^ _shift(x, 27)) * _M2
     return x ^ _shift(x, 31)
@@ -58,12 +61,17 @@ def mixed_(x: Tensor) -> Tensor:
 # On the host, and outside vmap, NumPy gives the same integers in a fraction of the time: most draws are of a few numbers.
 
 
-def _on_host(x: Tensor) -> bool:
-    return x.device.type == "cpu" and not torch._C._are_functorch_transforms_active()
+def _on_host(*tensors: Tensor) -> bool:
+    return all(x.is_cpu for x in tensors) and not torch._C._are_functorch_transforms_active()
 
 
 def _words(x: Tensor) -> Words:
-    return np.atleast_1d(x.numpy()).view(np.uint64) if x.is_contiguous() else _words(x.contiguous())
+    """Return a tensor's words, an array of at least one axis: numbers alone would warn that they overflow."""
+    return np.atleast_1d(x.numpy() if x.is_contiguous() else x.contiguous().numpy()).view(np.uint64)
+
+
+def _tensor(x: Words) -> Tensor:
+    return torch.from_numpy(x.view(np.int64))
 
 
 _30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
@@ -81,29 +89,28 @@ def _mix_on_host(x: Words) -> Words:
 
 
 def _fold_on_host(k: Key, data: tuple[int | str | Tensor, ...]) -> Key:
-    if k.dim() == 0 and not any(isinstance(d, Tensor) and d.dim() for d in data):
-        return torch.tensor(_signed(_fold_one(int(k), [int(d) if isinstance(d, Tensor) else _number(d) for d in data])))
-    x = _words(k)
+    x: int | Words = _words(k) if k.dim() else int(k)
     for d in data:
-        if isinstance(d, Tensor):
-            word: Words | np.uint64 = _words(d.to(torch.int64)) * _G + _1
-        else:
-            word = np.uint64((_number(d) * _GAMMA + _M1) & _WORD)
+        of = int(d) if isinstance(d, Tensor) and not d.dim() else d
+        if isinstance(x, int):  # a single key, for which Python's integers are faster than arrays
+            if not isinstance(of, Tensor):
+                x = _mix_one(_mix_one((x + _FOLD) & _WORD) ^ ((_number(of) * _GAMMA + _M1) & _WORD))
+                continue
+            x = np.array([x & _WORD], dtype=np.uint64)
+        word = _words(of.to(torch.int64)) * _G + _1 if isinstance(of, Tensor) else _word(of)
         x = _mix_on_host(_mix_on_host(x + _F) ^ word)
-    return torch.from_numpy(x.view(np.int64))
-
-
-def _fold_one(x: int, data: list[int]) -> int:
-    """Fold a single key, for which Python's integers are faster than arrays."""
-    for d in data:
-        x = _mix_one(_mix_one((x + _FOLD) & _WORD) ^ ((d * _GAMMA + _M1) & _WORD))
-    return x
+    return torch.tensor(_signed(x)) if isinstance(x, int) else _tensor(x)
 
 
 def _mix_one(x: int) -> int:
     x = ((x ^ (x >> 30)) * _M1) & _WORD
     x = ((x ^ (x >> 27)) * _M2) & _WORD
     return x ^ (x >> 31)
+
+
+@functools.lru_cache
+def _word(d: int | str) -> np.uint64:
+    return np.uint64((_number(d) * _GAMMA + _M1) & _WORD)
 
 
 def key(seed: int, device: torch.device | str = "cpu") -> Key:
@@ -113,7 +120,7 @@ def key(seed: int, device: torch.device | str = "cpu") -> Key:
 
 def fold(k: Key, *data: int | str | Tensor) -> Key:
     """Derive a key from ``k`` and the data, in order. Integers and int64 tensors broadcast; a string is hashed by SHA-256."""
-    if _on_host(k) and all(_on_host(d) for d in data if isinstance(d, Tensor)):
+    if _on_host(k, *(d for d in data if isinstance(d, Tensor))):
         return _fold_on_host(k, data)
     for d in data:
         word = d.to(torch.int64) * _GAMMA + _M1 if isinstance(d, Tensor) else _signed(_number(d) * _GAMMA + _M1)
@@ -142,8 +149,11 @@ def bits(k: Key, shape: tuple[int, ...] | int = ()) -> Tensor:
 
     """
     shape = (shape,) if isinstance(shape, int) else shape
-    counter = torch.arange(1, math.prod(shape) + 1, dtype=torch.int64, device=k.device)
-    return _mix(k.unsqueeze(-1) + counter * _GAMMA).reshape((*k.shape, *shape))
+    if _on_host(k):
+        counter = np.arange(1, math.prod(shape) + 1, dtype=np.uint64)
+        return _tensor(_mix_on_host(_words(k)[..., None] + counter * _G)).reshape((*k.shape, *shape))
+    steps = torch.arange(1, math.prod(shape) + 1, dtype=torch.int64, device=k.device)
+    return _mix(k.unsqueeze(-1) + steps * _GAMMA).reshape((*k.shape, *shape))
 
 
 def uniform(k: Key, shape: tuple[int, ...] | int = (), dtype: torch.dtype = torch.float32) -> Tensor:
@@ -207,12 +217,9 @@ def sample(k: Key, n: int, size: int, *, replace: bool = False) -> Tensor:
     if replace:
         return draw(0, size)
     # The first `size` distinct values of the stream are a uniform draw without replacement.
-    drawn = draw(0, 2 * size + 16)
-    while True:
-        _, inverse = torch.unique(drawn, return_inverse=True)
-        first = torch.full_like(inverse[: int(inverse.max()) + 1], len(drawn)).scatter_reduce_(
-            0, inverse, torch.arange(len(drawn), device=k.device), "amin"
-        )
-        if len(first) >= size:
-            return drawn[first.sort().values[:size]]
-        drawn = torch.cat([drawn, draw(len(drawn), len(drawn))])
+    found: dict[int, None] = {}
+    so_far, more = 0, size + size // 4 + 16
+    while len(found) < size:
+        found |= dict.fromkeys(draw(so_far, more).tolist())
+        so_far += more
+    return torch.tensor(list(itertools.islice(found, size)), dtype=torch.int64, device=k.device)
