@@ -58,6 +58,8 @@ class BlockTask(NamedTuple):
 
     def cut(self, sizes: Sequence[int], together: int) -> list[BlockTask]:
         """Return tasks of so many blocks each, the last of as many or fewer; ``sizes`` are the numbers of clients of all blocks."""
+        if together >= len(sizes):
+            return [self._replace(sizes=tuple(sizes))]
         tasks, before = [], 0
         for i in range(0, len(sizes), together):
             mine = tuple(sizes[i : i + together])
@@ -111,7 +113,8 @@ class BlockResult(NamedTuple):
     def kept(self, task: BlockTask) -> Tensor:
         """Return which of the task's clients count, a mask."""
         kept = torch.ones(len(task.clients), dtype=torch.bool)
-        kept[[d.row for d in self.dropped]] = False
+        if self.dropped:
+            kept[[d.row for d in self.dropped]] = False
         return kept
 
 

@@ -33,8 +33,9 @@ class Group(NamedTuple):
     @property
     def counts(self) -> Tensor:
         """What each answer counts (C,) float64, but for the phase's own weight."""
-        ones = torch.ones(len(self.asked.clients), dtype=torch.float64)
-        return self.discount * (ones if self.asked.weights is None else self.asked.weights)
+        if self.asked.weights is not None:
+            return self.discount * self.asked.weights
+        return torch.full((len(self.asked.clients),), self.discount, dtype=torch.float64)
 
 
 class Answers(NamedTuple):

@@ -18,6 +18,7 @@ from fedfleet.simulator.fleet.secagg import Secured
 from fedfleet.simulator.work import Message
 
 SCALAR_BYTES = 8  # a config scalar travels as a float64
+OUTCOMES = tuple(outcome.name.lower() for outcome in Outcome)
 
 
 def numbers(metrics: Mapping[str, Any], whose: str) -> dict[str, float]:
@@ -66,12 +67,18 @@ class PhaseRecord:
         size = len(self.clients)
         if (secured := self.secured) is not None:
             online = secured.asked
-        there = self.responses.outcome != Outcome.UNAVAILABLE
-        online = int(there.sum()) if online is None else online
+        outcomes = self._outcomes()
+        online = size - outcomes["unavailable"] if online is None else online
         floats, each = message_size(shared, client_input, size)
-        total = lambda of: int(of[there].sum()) if isinstance(of, Tensor) else online * of  # noqa: E731
-        self.bytes_down_each = float(torch.as_tensor(each, dtype=torch.float64).mean().nan_to_num())  # 0 of nobody
-        self.counts = self._outcomes() | {
+
+        def total(of: int | Tensor) -> int:
+            if isinstance(of, Tensor):
+                return int(of[self.responses.outcome != Outcome.UNAVAILABLE].sum())
+            return online * of
+
+        # The mean of nobody is 0.
+        self.bytes_down_each = float(each.double().mean().nan_to_num() if isinstance(each, Tensor) else each)
+        self.counts = outcomes | {
             "invited": size,
             **dict.fromkeys(("merged_stale", "client_steps", "floats_up", "bytes_up"), 0),
             "floats_down": total(floats),
@@ -82,13 +89,13 @@ class PhaseRecord:
             self.counts["bytes_down"] += secured.bytes_down
 
     def _outcomes(self) -> dict[str, int]:
-        counts = self.responses.outcome.bincount(minlength=len(Outcome)).tolist()
-        return {f.name.lower(): counts[f] for f in Outcome}
+        return dict(zip(OUTCOMES, self.responses.outcome.bincount(minlength=len(OUTCOMES)).tolist(), strict=True))
 
     def befell(self, rows: Tensor, outcome: Outcome) -> None:
         """Change the outcome of some of the invited clients, given by their positions."""
-        self.responses.outcome[rows] = int(outcome)
-        self.counts |= self._outcomes()
+        if len(rows):
+            self.responses.outcome[rows] = int(outcome)
+            self.counts |= self._outcomes()
 
     def handed_back(self, shared: Message, clients: int) -> None:
         """Count what was sent to so many clients after they had been heard."""

@@ -159,7 +159,7 @@ class EngineRound:
         self.records.append(record)
         self.clock_s += responses.duration_s
         record.invited(shared, client_input)
-        completed = len(responses.completed)
+        completed = record.counts["completed"]
         try:
             self._enough(record, completed)
         except TooFewResponses:
@@ -180,20 +180,25 @@ class EngineRound:
         """Let clients work, and note who failed in it. Raises TooFewResponses, ClientError."""
         (answers,) = self._answers(phase, record, [groups])
         kept, *stale = answers.kept
-        record.befell(record.responses.completed[groups[0].order[~kept]], Outcome.FAILED)
+        if answers.dropped:
+            record.befell(record.responses.completed[groups[0].order[~kept]], Outcome.FAILED)
         record.counts["merged_stale"] = sum(int(k.sum()) for k in stale)
         self._enough(record, int(kept.sum()), answers.dropped)
         return answers
 
     def _keep(self, phase: Phase, asked: Assignment, record: PhaseRecord, completed: Group, answers: Answers) -> None:
         """Remember the late for later rounds, and tell the selection of those heard."""
-        c, late = self._conditions, (record.responses.outcome == Outcome.LATE).nonzero().flatten()
+        c = self._conditions
+        if c.selection.feedback:
+            self._learn(completed.asked.take(answers.kept[0].nonzero().flatten()), answers)
+        if not record.counts["late"]:
+            return
+        late = (record.responses.outcome == Outcome.LATE).nonzero().flatten()
         keeps = c.stale_discount is not None and phase.client_state is None  # a client's state has moved on by then
         if keeps:
             record.befell(late, Outcome.STALE)
             self._memory.late.add(asked.take(late))
-        self._learn(completed.asked.take(answers.kept[0].nonzero().flatten()), answers)
-        if c.train_all and not keeps and len(late):
+        elif c.train_all:
             wasted = self._group(phase, asked.take(late), len(asked.clients))
             merged(phase, [wasted], [self._start(wasted)(wasted.tasks)], self._start)
 
@@ -423,8 +428,6 @@ class EngineRound:
     def _learn(self, asked: Assignment, answers: Answers) -> None:
         """Tell the selection what the server has learnt of the clients of this round; nothing of those whose loss is no number."""
         c, memory = self._conditions, self._memory
-        if not c.selection.feedback:
-            return
         loss = torch.cat([r.losses for r in answers.results if r.losses is not None])[: len(asked.clients)]
         seen = loss.isfinite().nonzero().flatten()
         mine = asked.take(seen)

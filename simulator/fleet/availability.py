@@ -6,7 +6,8 @@ Every draw is a pure function of a key, a client and a moment.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from functools import cache
+from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -88,7 +89,13 @@ class InTime(Protocol):
 
 def in_round(model: Availability | InRounds, round: int) -> Availability:
     """Return the model of availability of a round: itself, or what a process in rounds is in that round."""
-    return model.during(round) if isinstance(model, InRounds) else model
+    return cast(InRounds, model).during(round) if _in_rounds(type(model)) else cast(Availability, model)
+
+
+@cache
+def _in_rounds(kind: type) -> bool:
+    """Say whether models of a type are processes in rounds. Every round asks, and a protocol is slow to tell."""
+    return issubclass(kind, InRounds)
 
 
 def chances(

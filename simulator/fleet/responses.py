@@ -48,11 +48,13 @@ class Federation:
 
     def during(self, phase: Phase) -> Federation:
         """Return how clients behave in a phase: work that means nothing unfinished is not stopped half way."""
-        return replace(self, partial_work=self.partial_work and phase.work.divisible)
+        whole = self.partial_work and not phase.work.divisible
+        return replace(self, partial_work=False) if whole else self
 
     def in_round(self, round: int) -> Federation:
         """Return how clients behave in a round: the same in all of its phases, and whenever it is tried again."""
-        return replace(self, availability=in_round(self.availability, round))
+        now = in_round(self.availability, round)
+        return self if now is self.availability else replace(self, availability=now)
 
     def online(self, key: Key, clients: Tensor, seconds: Tensor) -> Tensor:
         """Return bool (S,), as the availability of a round does."""
@@ -154,7 +156,6 @@ def respond(
     anybody = bool(online.any())
     close = federation.policy.close(answers, len(clients), float(seconds.max()) if anybody else 0.0, count_key)
     outcome = torch.full((len(clients),), int(Outcome.UNAVAILABLE), dtype=torch.int8)
-    outcome[answering] = int(Outcome.LATE)
-    outcome[failed] = int(Outcome.FAILED)
+    outcome.masked_fill_(answering, int(Outcome.LATE)).masked_fill_(failed, int(Outcome.FAILED))
     outcome[order[: close.completed]] = int(Outcome.COMPLETED)
     return Responses(outcome, seconds, close.seconds if anybody else 0.0, steps)
