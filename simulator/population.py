@@ -130,8 +130,9 @@ class InMemoryPopulation:
 
     def local_data(self, ids: Tensor) -> LocalData:
         """Return row numbers into the shared tensors, padded with the client's first row."""
-        counts = self.num_examples(ids)
-        rows = self.indices[padded_rows(self.offsets[ids], counts)]
+        first = self.offsets[ids]
+        counts = self.offsets[ids + 1] - first
+        rows = self.indices[padded_rows(first, counts)]
         labelled = None if self.labelled is None else self.labelled[ids]
         by_domain = None if self.by_domain is None else self.by_domain[ids]
         return LocalData(self.data, rows, counts, self.domain[ids], labelled, by_domain=by_domain)
@@ -209,7 +210,7 @@ def joined_rows(first: Tensor, counts: Tensor) -> Tensor:
 def padded_rows(first: Tensor, counts: Tensor) -> Tensor:
     """Return the rows (C, n) of clients that hold ``counts`` (C,) rows from ``first`` (C,) on, padded with the first."""
     at = torch.arange(int(counts.max()), device=counts.device)
-    return first[:, None] + torch.where(at < counts[:, None], at, torch.zeros_like(at))
+    return first[:, None] + at * (at < counts[:, None])
 
 
 def gather(data: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:

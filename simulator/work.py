@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from fedfleet.simulator.arithmetic.rng import Key
@@ -83,7 +82,7 @@ class Batch:
 
     def mean(self, v: Tensor) -> Tensor:
         """Average ``v`` (B,) over the real rows; 0 where there is none. Padding is masked, so garbage in it does no harm."""
-        return torch.where(self.weight > 0, v, 0.0).sum() / self.count().clamp(min=1.0)
+        return v.masked_fill(self.weight <= 0, 0.0).sum() / self.count().clamp(min=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

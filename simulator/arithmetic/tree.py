@@ -139,8 +139,12 @@ def named_leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def structure(tree: Tree) -> Any:
     """Return the shape of a tree without its leaves, hashable: nested names, None for a leaf."""
-    children = _children(tree)
-    return None if children is None else tuple((name, structure(child)) for name, child in children)
+    kind = _kind(type(tree))
+    if kind == _LEAF:
+        return None
+    if kind == _MAPPING:
+        return tuple([(str(name), structure(child)) for name, child in tree.items()])
+    return tuple([(name, structure(child)) for name, child in _children(tree) or ()])
 
 
 def unflatten(like: Tree, new_leaves: Sequence[Any]) -> Tree:

@@ -43,7 +43,7 @@ class BatchSchedule(NamedTuple):
 def _batches(plan: BatchPlan, counts: Tensor, longest: int) -> tuple[int, Tensor]:
     """Return the rows of a full batch, and the batches of each client's epoch."""
     size = longest if plan.size is None else min(plan.size, longest)
-    return size, (counts + size - 1).div(size, rounding_mode="floor")
+    return size, (counts + (size - 1)).div(size, rounding_mode="floor")
 
 
 @functools.cache
@@ -139,14 +139,13 @@ def schedule(
     last = (mine * plan.per_step - 1).clamp(min=0).div(an_epoch, rounding_mode="floor")
     # A client done with its steps starts no new epoch: beside a far larger one it would be shuffled a great many times.
     epoch = batch.div(an_epoch[:, None], rounding_mode="floor").minimum(last[:, None])
-    place = (batch % an_epoch[:, None])[..., None] * size + torch.arange(
-        size, device=rows.device
-    )  # (C, T * per_step, B)
+    within = batch % an_epoch[:, None]
+    place = within[..., None] * size + torch.arange(size, device=rows.device)  # (C, T * per_step, B)
     if plan.drawn:
         place = _drawn(plan, counts, n, rng.fold(keys[:, None], "drawn", batch))
         size = place.shape[-1]
     real = place < counts[:, None, None]
-    place = torch.where(real, place, torch.zeros_like(place))
+    place = place * real
     spread = None if plan.stratified is None else labelled
     if plan.stratified == "domains" and by_domain is not None:
         place, real = _by_domain(plan, batch, by_domain, size, keys)
@@ -154,16 +153,19 @@ def schedule(
         place, real = _stratified(plan, batch, counts, labelled, size, keys)
     elif (plan.shuffle and not plan.drawn) or spread is not None:
         epochs = int(epoch.max()) + 1
-        order = torch.arange(n, device=rows.device).expand(clients, epochs, n)
+        numbers = torch.arange(n, device=rows.device)
         if plan.shuffle:
             order = rng.bits(rng.fold(keys[:, None], "epoch", torch.arange(epochs, device=rows.device)), n)  # (C, E, n)
-            padding = torch.arange(n, device=rows.device) >= counts[:, None]
-            order = order.masked_fill(padding[:, None], torch.iinfo(torch.int64).max)
+            order.masked_fill_((numbers >= counts[:, None])[:, None], torch.iinfo(torch.int64).max)
             order = least_first(order, int(place.max()) + 1 if spread is None else n)
+        else:
+            order = numbers.expand(clients, epochs, n)
         if spread is not None:
             order = _spread(order, counts, spread)
         width = order.shape[-1]
-        place = order.flatten(1).gather(1, (epoch[..., None] * width + place).flatten(1)).reshape(place.shape)
+        if epochs > 1:
+            place = epoch[..., None] * width + place
+        place = order.flatten(1).gather(1, place.flatten(1)).reshape(place.shape)
     result = rows.gather(1, place.flatten(1)).reshape(clients, total, plan.per_step * size)
     by_step = lambda v: v.reshape(clients, total, plan.per_step)  # noqa: E731
     return BatchSchedule(
@@ -171,7 +173,7 @@ def schedule(
         weight=real.to(torch.float32).reshape(clients, total, plan.per_step * size),
         active=torch.arange(total, device=rows.device) < mine[:, None],
         epoch=by_step(epoch)[..., 0],
-        epoch_end=(by_step(batch % an_epoch[:, None]) == an_epoch[:, None, None] - 1).any(-1),
+        epoch_end=(by_step(within) == an_epoch[:, None, None] - 1).any(-1),
         key=rng.fold(keys[:, None], "step", torch.arange(total, device=rows.device)),
     )
 

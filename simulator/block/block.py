@@ -199,8 +199,10 @@ def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
         T.to(filled.client_input, device),
         None if phase.forgery is None else phase.forgery.by(clients),
     )
-    counts = (torch.arange(len(clients)) < count).to(torch.float64)
-    counts = (counts if filled.weights is None else counts * filled.weights).to(device)
+    ones = torch.ones(len(clients), dtype=torch.float64)
+    counts = ones if filled.weights is None else ones * filled.weights
+    counts[count:] = 0.0
+    counts = counts.to(device)
     given = _Given(inputs, T.to({**shared.known, **shared.send}, device), dict(shared.config), local.domain, counts)
     always = [w.active.all(0).tolist() for w in walks]
 
@@ -228,14 +230,18 @@ def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
     if len(clients) > count:
         partials = {slot: phase.reduce[slot].unfilled(p, count) for slot, p in partials.items()}
         loss, config, client_state = (T.index(of, slice(count)) for of in (loss, config, client_state))
-    result = ~loss.isnan()
+    known = loss[~loss.isnan()]
     return BlockResult(
         partials=put_down(task.phase, task.spill, T.to(partials, "cpu")),
         config=T.to(config, "cpu"),
         client_state=T.to(client_state, "cpu"),
-        steps=sum(int(w.active[:count].sum()) for w, s in zip(walks, phase.work.loops, strict=True) if s.batches.works),
-        loss=(float(loss[result].sum()),),
-        measured=int(result.sum()),
+        steps=sum(
+            count * len(all_take) if all(all_take) else int(w.active[:count].sum())
+            for w, all_take, s in zip(walks, always, phase.work.loops, strict=True)
+            if s.batches.works
+        ),
+        loss=(float(known.sum()),),
+        measured=len(known),
         floats_up=count * sent.numbers,
         bytes_up=count * -(-sent.bits // 8) + T.num_bytes(config),
         losses=loss.cpu() if task.feedback else None,

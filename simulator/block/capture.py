@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from operator import getitem
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,7 +40,9 @@ SILENT = ALIASES | {
         *("select.int", "permute.default", "transpose.int", "t.default", "as_strided.default", "unbind.int"),
         *("clone.default", "_to_copy.default", "zeros_like.default", "new_zeros.default", "scalar_tensor.default"),
         *("mul.Tensor", "add.Tensor", "sub.Tensor", "neg.default", "div.Tensor", "sum.default", "sum.dim_IntList"),
+        *("bitwise_and.Scalar", "bitwise_xor.Scalar", "bitwise_xor.Tensor", "__rshift__.Scalar", "empty.memory_format"),
         *("where.self", "relu.default", "threshold_backward.default", "mm.default", "bmm.default", "ones_like.default"),
+        "zeros.default",
     )
 }
 """Operations that can be left out where nothing uses what they return: they do nothing else, and cannot fail on other values."""
@@ -185,7 +188,7 @@ def captured(compute: Callable[[Tree], Tree], given: Tree) -> Graph:
                 raise NotCapturable(f"{node.target} draws from torch's global generator")
             if str(node.target) in ALIASES:
                 node.replace_all_uses_with(node.args[0])
-    made.graph.eliminate_dead_code(is_impure_node=lambda node: str(node.target) not in SILENT)
+    made.graph.eliminate_dead_code(is_impure_node=lambda n: str(n.target) not in SILENT and n.target is not getitem)
     made.recompile()
     constants = {node.target: getattr(made, node.target) for node in made.graph.nodes if node.op == "get_attr"}
     # The function alone, since the graph takes far more memory.

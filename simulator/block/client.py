@@ -136,7 +136,8 @@ class ClientProgram:
         send = dict(message.send)
         if forges is not None and self.phase.forgery is not None:
             send = forged(self.phase.forgery, send, shared, forges, rng.fold(key, "forgery"))
-        passed = through(self.phase.uplink, send, shared, memory, rng.fold(key, "uplink"))
+        up = rng.fold(key, "uplink") if self.phase.uplink else key
+        passed = through(self.phase.uplink, send, shared, memory, up)
         self.sent, sends = (passed.numbers, passed.bits), passed.send
         if (secure := self.phase.secure) is not None:
             sends, *sent = encoded(secure, passed.send, shared, count, rng.fold(key, "secure"))

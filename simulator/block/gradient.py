@@ -142,7 +142,8 @@ class _Call:
                 if isinstance(p, Layer):
                     p.recording = i in mine
             inputs = [p.tap if isinstance(p, Layer) else p for p in (points[i] for i in mine)]
-            result = torch.autograd.grad(value.sum(), inputs, allow_unused=True, retain_graph=player != last)
+            each = torch.ones_like(value)
+            result = torch.autograd.grad(value, inputs, each, allow_unused=True, retain_graph=player != last)
             for i, g in zip(mine, result, strict=True):
                 grads[i] = g if g is None or g.layout == torch.strided else g.to_dense()
         return grads
