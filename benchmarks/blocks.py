@@ -2,7 +2,7 @@
 
 One process runs a block of each phase of a case in turns: one client at a time, batched, factored, and replayed
 (docs/explanation/capture.md) as the rule chooses. Ratios are taken within a turn. Each comes with its median and the
-range that 80 % of them lie in.
+range that 80 % of them lie in. ``--operations`` lists what the replayed block's operations take, each timed by itself.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -31,21 +32,31 @@ from fedfleet.simulator.work import Message
 WAYS = ("serial", "batched", "factored")
 ROUNDS = 4
 """Rounds that are run; blocks are of the last one, since the first is not like the others in CDMA."""
+LISTED = 8  # operations that are shown by name
 LEARNING = 4
 """Times that a block is run before the turns, which is enough to capture it and to check that."""
 
 
 class Operations(TorchDispatchMode):
-    """Count the tensor operations that are done under it."""
+    """Count the tensor operations that are done under it, and time them by name."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen = 0
+        self.calls: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    @property
+    def seen(self) -> int:
+        """How many there were."""
+        return self.calls.total()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Count one, and do it."""
-        self.seen += 1
-        return func(*args, **(kwargs or {}))
+        name, started = func._schema.name.removeprefix("aten::"), time.perf_counter()
+        result = func(*args, **(kwargs or {}))
+        self.calls[name] += 1
+        self.seconds[name] += time.perf_counter() - started
+        return result
 
 
 class Seen(NamedTuple):
@@ -103,6 +114,7 @@ def _compare(seen: Seen, inner: str, turns: int, compiles: bool) -> dict[str, An
     return {
         "clients": len(seen.task.clients),
         "operations": operations.seen,
+        "by_operation": _by_operation(setups.get("replayed", setups[inner]), seen, turns),
         "capture_blocks": sum(learning) / median(t[inner] for t in times) - LEARNING,
         "ms": {way: median(t[way] for t in times) for way in setups},
         "over_serial": {way: spread([t["serial"] / t[way] for t in times]) for way in setups if way != "serial"},
@@ -110,6 +122,20 @@ def _compare(seen: Seen, inner: str, turns: int, compiles: bool) -> dict[str, An
         "compile_s": compile_s,
         "compile_gains": spread([t["replayed"] / t["compiled"] for t in times]) if compile_s else None,
     }
+
+
+def _by_operation(setup: Setup, seen: Seen, turns: int) -> list[dict[str, Any]]:
+    """Return what torch's operations in a block are and take, those first that take longest."""
+    each = []
+    for _ in range(turns):
+        with Operations() as operations:
+            run_block(setup, seen.shared, seen.task)
+        each.append(operations)
+    found = [
+        {"operation": name, "calls": calls, "ms": 1000 * median(of.seconds[name] for of in each)}
+        for name, calls in each[-1].calls.items()
+    ]
+    return sorted(found, key=lambda row: -row["ms"])
 
 
 def spread(ratios: list[float]) -> dict[str, float]:
@@ -156,6 +182,7 @@ def main(argv: list[str] | None = None) -> None:
     command.add_case(ask)
     ask.add_argument("--turns", type=command.count, default=21, help="of each block (default %(default)d)")
     ask.add_argument("--compiled", action="store_true", help="compile blocks, too: half a minute each")
+    ask.add_argument("--operations", action="store_true", help="also show which of torch's operations take the time")
     ask.add_argument("--json", action="store_true", help="print JSON")
     args: argparse.Namespace = ask.parse_args(argv)
     torch.set_num_threads(1)
@@ -178,6 +205,12 @@ def main(argv: list[str] | None = None) -> None:
     ]
     title = "One block in one process (times as fast as serial; * as the rule chooses)"
     command.show(title, columns, [row(r, args.compiled) for r in found])
+    if args.operations:
+        for r in found:
+            most, rest = r["by_operation"][:LISTED], r["by_operation"][LISTED:]
+            few = {"operation": f"{len(rest)} others", **{k: sum(o[k] for o in rest) for k in ("calls", "ms")}}
+            rows = [[o[k] for k in ("operation", "calls", "ms")] for o in [*most, few]]
+            command.show(f"Operations: {r['case']}, {r['phase']}", ["operation", "calls", "ms"], rows)
 
 
 if __name__ == "__main__":
