@@ -128,8 +128,9 @@ class BatchPlan:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("a batch plan needs either steps or epochs: give exactly one of the two")
         for name in ("size", "steps", "epochs"):
-            if isinstance(number := getattr(self, name), int) and number < 1:
-                raise ValueError(f"BatchPlan({name}={number}): it has to be 1 or more")
+            least = 0 if name == "epochs" else 1  # FACT's tuning may have none
+            if isinstance(number := getattr(self, name), int) and number < least:
+                raise ValueError(f"BatchPlan({name}={number}): it has to be {least} or more")
         if self.drawn and (self.size is None or self.per_step > 1 or self.stratified or not self.shuffle):
             raise ValueError(
                 "a batch plan whose examples are drawn for themselves needs a size, and no order of any kind"

@@ -86,7 +86,8 @@ class Loss(NamedTuple):
             return f"{self.name} is of labels, and the data have {got}: choose mse, or give integers from 0"
         wanted = outputs.movedim(self.axis, -1).shape[:-1] if outputs.dim() > 1 else ()
         if wanted == y.shape:
-            self.each(outputs, y)  # with options of its own, such as weights of as many classes
+            most = outputs.shape[self.axis] - 1  # labels beyond it are refused once all are known
+            self.each(outputs, y.clamp(max=most))  # with options of its own, such as weights of as many classes
             return None
         shape = ", ".join(map(str, y.shape))
         fix = f"(examples, classes{', …' * (y.dim() > 1)})" if self.axis == 1 else "(examples, tokens, words)"

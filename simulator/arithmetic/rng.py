@@ -62,7 +62,7 @@ def mixed_(x: Tensor) -> Tensor:
 
 
 def _on_host(*tensors: Tensor) -> bool:
-    return all(x.is_cpu for x in tensors) and not torch._C._are_functorch_transforms_active()
+    return all(x.device.type == "cpu" for x in tensors) and not torch._C._are_functorch_transforms_active()
 
 
 def _words(x: Tensor) -> Words:

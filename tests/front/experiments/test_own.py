@@ -221,7 +221,7 @@ def test_what_is_no_part_is_refused(subtests, tmp_path):
         fedfleet.run(CONFIG, out=tmp_path / "run", **{part: given})
 
     rows = [
-        (("algorithm", "fedprox"), "algorithm='fedprox' … fedfleet.simulator.author.Algorithm … algorithm=fedprox"),
+        (("algorithm", "fedprox"), "algorithm='fedprox' … fedfleet.author.Algorithm … algorithm=fedprox"),
         (("algorithm", mine), "algorithm=a function: it cannot be one"), (("task", "auc"), "task='auc' … task=auc"),
         (("task", Classification), "task=a type"), (("population", 30), "population=30: … Population"),
         (("population", "digits"), "population='digits' … population.dataset=digits"),

@@ -149,7 +149,7 @@ def test_draws_from_torch_are_refused_and_the_replacement_is_named(federation, i
     def step(ops, shared, z, batch, at, key):
         return T.map(lambda w: w + torch.rand(w.shape), z)
 
-    with pytest.raises(ClientError, match=r"phase 'train'.*global generator.*fedfleet\.simulator\.author") as e:
+    with pytest.raises(ClientError, match=r"phase 'train'.*global generator.*fedfleet\.author") as e:
         federation.run(inner, CLIENTS, step=step)
     assert "executor.inner=serial" not in str(e.value)  # which would not help
 
