@@ -407,9 +407,9 @@ def draw(found: Any, search: Search, path: Path) -> None:
 
 
 def _text(values: np.ndarray) -> str:
-    return (
-        "-" if np.isnan(values).all() else f"{values.mean():.3f} ({values.std(ddof=1) if len(values) > 1 else 0:.3f})"
-    )
+    if np.isnan(values).any():  # of some runs it is not known
+        return "-"
+    return f"{values.mean():.3f} ({values.std(ddof=1) if len(values) > 1 else 0:.3f})"
 
 
 def main(argv: list[str] | None = None) -> None:
