@@ -358,7 +358,10 @@ class Objective:
     project: Callable[[Tree], Tree] | None = None
 
     def step(self, z: Tree, lr: Scalar, direction: Tree) -> Tree:
-        """Return the projection of ``z - lr * direction``; ``lr`` may be a prefix tree."""
+        """Return the projection of ``z - lr * direction``; ``lr`` may be a prefix tree.
+
+        Raises ValueError where ``project`` returns other parts than it was given.
+        """
         moved = axpy(neg(lr), direction, z)
         if self.project is None:
             return moved

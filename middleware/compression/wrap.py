@@ -74,9 +74,9 @@ def _check_seen(up: Sequence[Step], algorithm: Algorithm, about: Context, seen: 
         )
     largest = max((max(of.values()) for of in result.values() if of), default=0)
     for step in up:
-        if not unseen and (getattr(step.does, "k", None) or 0) > largest:
+        if not unseen and (least := step.says("least")) > largest:
             raise ConfigError(
-                f"{step.key}.k={step.does.k}: clients of {name} send {largest} floats at most in a slot: lower it, or give a "
+                f"{step.key}.k={least}: clients of {name} send {largest} floats at most in a slot: lower it, or give a "
                 f"share"
             )
     for of in result.values():

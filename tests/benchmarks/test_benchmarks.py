@@ -155,7 +155,7 @@ def test_the_ways_to_run_a_block_are_measured_side_by_side(monkeypatch, told):
     assert (found["case"], found["phase"], found["clients"]) == ("mlp", "train", 2)
     assert found["operations"] > 50
     assert found["capture_blocks"] > 1
-    assert {"mm", "addmm"} <= {row["operation"] for row in found["by_operation"][:4]}
+    assert {"mm", "addmm"} <= {row["operation"] for row in found["by_operation"]}
     assert list(found["ms"]) == ["serial", "batched", "factored", "replayed"]
     assert min(found["ms"].values()) > 0
     assert blocks.row(found)[-2].startswith(f"{found['replay_gains']['median']:.2f}")

@@ -42,6 +42,11 @@ class Sparse(Options):
             raise ValueError("how much is sent? give share, such as 0.01, or k, and not both")
         return self
 
+    @property
+    def least(self) -> int:
+        """The floats that some slot has to have."""
+        return self.k or 0
+
     def kept(self, d: int) -> int:
         """Return how many of d floats are sent."""
         return min(d, self.k) if self.k is not None else math.ceil(round((self.share or 1.0) * d, 9))

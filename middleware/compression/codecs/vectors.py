@@ -32,6 +32,11 @@ class Options(author.Options):
     partial: ClassVar[bool] = False
     upward: ClassVar[bool] = False
 
+    @property
+    def least(self) -> int:
+        """The floats that some slot has to have."""
+        return 0
+
     def left(self, d: int) -> int:
         """Return how many floats it leaves of d."""
         return d

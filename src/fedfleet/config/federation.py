@@ -73,7 +73,7 @@ def check_answers(config: Config, online: Availability | InRounds) -> None:
     for name, answers in wanted.items():
         if answers > reachable:
             least = f", at least {answers} answers" if getattr(c, name) == "siwer" else ""
-            path = getattr(config.availability, "path", None)
+            path = config.availability.path if isinstance(config.availability, availability.TraceOptions) else None
             raise ConfigError(
                 f"cohort.{name}={show(getattr(c, name))}{least}: only {reachable} clients have intervals in availability.path="
                 f"{path!r}, and no other is ever online: lower it, or use availability.map=seeded"
