@@ -192,12 +192,15 @@ def check_sources(size: int, sources: int) -> None:
         raise ConfigError(f"cohort.size={size}: there are {sources} source clients: lower it")
 
 
+def check_objective(name: str, task: Task, objective: str, use: str) -> None:
+    """Refuse a task without an objective, and say which to ``use``. Raises ConfigError."""
+    if objective not in task.objectives:
+        raise ConfigError(f"algorithm.name='{name}': the task has no objective '{objective}': use {use}")
+
+
 def check_dann(name: str, task: Task, objective: str) -> None:
     """Refuse a task without an objective of DANN's nets, and options of the two players' game, not played. Raises ConfigError."""
-    if objective not in task.objectives:
-        raise ConfigError(
-            f"algorithm.name='{name}': the task has no objective '{objective}': use task.name=domain_adaptation with loss=dann"
-        )
+    check_objective(name, task, objective, "task.name=domain_adaptation with loss=dann")
     for key, value in getattr(task, "of_the_game", {}).items():
         raise ConfigError(f"task.{key}={value}: {name} has losses of its own, which do not read it: leave it out")
 

@@ -28,7 +28,7 @@ import torch
 from pydantic import Field, ValidationInfo, model_validator
 from torch import Tensor
 
-from fedfleet.algorithms.fact import check_sources, check_targets, sources_of, targets_of
+from fedfleet.algorithms.fact import check_objective, check_sources, check_targets, sources_of, targets_of
 from fedfleet.algorithms.fact_work import model, net
 from fedfleet.algorithms.knowledge_vote import MOST, coalitions, shapley, values, vote
 from fedfleet.algorithms.local import stepped
@@ -253,8 +253,7 @@ def kd3a(options: Kd3aOptions, task: Task, cohort: CohortOptions) -> Algorithm:
             f"cohort.size={cohort.size}: kd3a weighs every coalition of the sources asked a round, and up to {MOST} may be: "
             f"lower it"
         )
-    if "distil" not in task.objectives:
-        raise ConfigError("algorithm.name='kd3a': the task has no objective 'distil': use task.name=two_heads")
+    check_objective("kd3a", task, "distil", "task.name=two_heads")
     work = Work(options)
     source = Phase(name="source", work=work.source, reduce={"z": CollectUploads()}, client_state=work.fresh, dated=True)
     target = Phase(

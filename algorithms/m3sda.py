@@ -17,9 +17,10 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
+from fedfleet.algorithms.fact import check_objective
 from fedfleet.algorithms.mcd import McdOptions, driven_apart
 from fedfleet.algorithms.options import ClientOptimizer, CohortOptions
-from fedfleet.simulator.author import BUFFERS, Algorithm, BatchPlan, ConfigError, Key, Task, Tree, View
+from fedfleet.simulator.author import BUFFERS, Algorithm, BatchPlan, Key, Task, Tree, View
 
 
 class M3sdaOptions(McdOptions):
@@ -38,8 +39,7 @@ class M3sdaOptions(McdOptions):
 
 def m3sda(options: M3sdaOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build M3SDA-beta."""
-    if "matched" not in task.objectives:
-        raise ConfigError("algorithm.name='m3sda': the task has no objective 'matched': use task.name=two_heads")
+    check_objective("m3sda", task, "matched", "task.name=two_heads")
     plan = BatchPlan(size=options.batch_size, steps=options.steps, epochs=options.epochs, stratified="domains")
 
     def told(key: Key) -> Tree:

@@ -47,7 +47,7 @@ class Operations(TorchDispatchMode):
 
     @property
     def seen(self) -> int:
-        """How many there were."""
+        """The number of them."""
         return self.calls.total()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

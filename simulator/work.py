@@ -127,8 +127,7 @@ class BatchPlan:
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("a batch plan needs either steps or epochs: give exactly one of the two")
-        for name in ("size", "steps", "epochs"):
-            least = 0 if name == "epochs" else 1  # FACT's tuning may have none
+        for name, least in {"size": 1, "steps": 1, "epochs": 0}.items():  # FACT's tuning may have no epochs
             if isinstance(number := getattr(self, name), int) and number < least:
                 raise ValueError(f"BatchPlan({name}={number}): it has to be {least} or more")
         if self.drawn and (self.size is None or self.per_step > 1 or self.stratified or not self.shuffle):

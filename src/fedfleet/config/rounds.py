@@ -20,7 +20,7 @@ from fedfleet.simulator.registry import Options
 Share = Annotated[float, Field(ge=0, le=1)]
 Rounds = Annotated[int, Field(ge=1, le=10**9)]
 Follows = Literal["labels", "sizes", "regions", "numbers"]
-"""What of clients it may go by who is online."""
+"""Properties of clients that it may hang on who is online."""
 USED = {
     "constant": {"rate"}, "uniform": {"low", "high"}, "beta": {"a", "b"},
     "fedau": {"mean", "floor", "concentration"}, "fedawe": set[str](), "mifa": {"floor"}, "sizes": set[str](),
@@ -84,7 +84,7 @@ class OnlineOptions(Options):
 
     @property
     def follows(self) -> Follows | None:
-        """What of clients it goes by; None where that is chance and time alone."""
+        """The property of clients that it goes by; None where that is chance and time alone."""
         return None
 
 
@@ -102,7 +102,7 @@ class RatedOptions(InRoundsOptions):
 
     @property
     def follows(self) -> Follows | None:
-        """What the rates go by."""
+        """The property that the rates go by."""
         return self.rates.by
 
 
@@ -183,7 +183,7 @@ class OutagesOptions(RatedOptions):
 
     @property
     def follows(self) -> Follows:
-        """What the rates go by, or the regions."""
+        """The property that the rates go by, or the regions."""
         return self.rates.by or "regions"
 
     @model_validator(mode="after")

@@ -162,7 +162,7 @@ def _heard(run: Run) -> Iterator[str]:
 
 
 def _heard_together(runs: Sequence[Run]) -> Iterator[str]:
-    """How many invitations of several runs were answered, and what decides who is online, where that is the same for all."""
+    """Yield the share of several runs' invitations that were answered, and the law of who is online; nothing if laws differ."""
     asked, heard = ([n for run in runs if (n := run.total(name)) is not None] for name in ("invited", "completed"))
     online = {json.dumps(run.config.get("availability"), sort_keys=True, default=str) for run in runs}
     kind = runs[0].get("availability", "kind")
