@@ -231,6 +231,7 @@ def test_python_of_others_is_python(subtests: pytest.Subtests):
 FEDFLEET = [(where, words) for where, words in COMMANDS if words[0] == "fedfleet"]
 
 
+@pytest.mark.slow
 def test_commands_of_fedfleet_are_accepted(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch):
     """Their options exist, and configurations and overrides make runs that can be; long runs are not begun."""
     for where, words in FEDFLEET:

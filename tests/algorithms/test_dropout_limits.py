@@ -118,6 +118,7 @@ def rest(made: Algorithm, world: World, rounds: int, z: Any = None) -> Any:
     return scripted(made, world, script, z=z, inner="batched")[-1]
 
 
+@pytest.mark.slow
 def test_memory_and_control_variates_have_limits_without_spread(subtests):
     """Memory keeps the drift of M local steps and control variates do not; who is heard has no say."""
     rows: dict[str, tuple[str, dict[str, Any], tuple[float, float, float]]] = {
@@ -253,6 +254,7 @@ def only_second(steps: int) -> Algorithm:
     return correcting(Correction(kind="known_p"), games(steps, "cdma_one"), "update", "z", model=True)
 
 
+@pytest.mark.slow
 def test_limits_of_cdma_one(subtests):
     """All of the bias is from the first phase, and local steps bring none; spreads beside those of runs of 8,000 rounds."""
     rows: dict[str, tuple[Algorithm, tuple[float, float], tuple[float, float] | None]] = {

@@ -198,6 +198,7 @@ asynchronous = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(r=asynchronous)
 def test_an_asynchronous_server_goes_as_its_events_do_and_so_does_the_model(r):
     r = replace(r, attempts=max(r.attempts, 5))

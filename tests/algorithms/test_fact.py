@@ -361,7 +361,7 @@ def test_a_model_and_its_nets():
     assert list(net(z, "head")["b"]) == ["2.running_mean", "2.running_var"]
 
 
-@pytest.mark.parametrize("task", [{}, BN])
+@pytest.mark.parametrize("task", slow_but([{}, BN], BN))
 @pytest.mark.parametrize("inner", slow_but(["batched", "factored"], "factored"))
 @pytest.mark.parametrize("options", [{"epochs": 2}, {**NF, "optimizer_state": "reset"}])
 def test_many_at_once_are_one_at_a_time(inner, options, task):

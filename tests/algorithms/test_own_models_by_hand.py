@@ -44,6 +44,7 @@ from fedfleet.simulator.fleet.policies import First
 from fedfleet.simulator.fleet.responses import Federation
 from fedfleet.simulator.held_out import HeldOut
 from fedfleet.simulator.work import BatchPlan
+from tests.parts import slow_but
 
 APART = World(WHERE.task, HeldOut(WHERE.population, 0.25, 0))
 CLIENTS = 8
@@ -159,7 +160,12 @@ STATISTICS = digits("classification", "quantity_skew", clients=8, net={"model": 
 """A net whose layers keep count."""
 
 
-@pytest.mark.parametrize("name", [*BY_HAND, "fedavg", "fedbn", "fedpac", "fedas", "fedsam", "mofedsam"])
+@pytest.mark.parametrize(
+    "name",
+    slow_but(
+        [*BY_HAND, "fedavg", "fedbn", "fedpac", "fedas", "fedsam", "mofedsam"], "ditto", "fedbn", "fedpac", "fedas"
+    ),
+)
 def test_own_models_of_nets_that_keep_count(name):
     where = World(STATISTICS.task, HeldOut(STATISTICS.population, 0.25, 0))
     short = {"steps": 2, "batch_size": 7} | ({"fine_tune_epochs": 1} if name == "fedbabu" else {})
@@ -177,6 +183,7 @@ def test_own_models_are_tuned_at_the_rate_of_the_last_round(name):
     assert float((found.found["own_loss"] - found.found["loss"]).abs().max()) > 1e-2
 
 
+@pytest.mark.slow
 def test_fedas_leaves_a_new_client_the_statistics_that_it_is_sent():
     """It turns towards no old body, and what layers keep count of does not move either."""
     where, one = World(STATISTICS.task, HeldOut(STATISTICS.population, 0.25, 0)), {"steps": 2, "batch_size": 7}

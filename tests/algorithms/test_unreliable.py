@@ -42,6 +42,7 @@ def play(name, world, federation, rounds=5, **given):
     )
 
 
+@pytest.mark.slow
 @given(
     name=st.sampled_from(sorted(OPTIONS)),
     availability=st.sampled_from([Always(), Bernoulli(0.5), Markov(rng.key(5), 2.0, 1.0)]),

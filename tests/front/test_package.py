@@ -62,6 +62,7 @@ def test_the_names_of_the_package_are_there_and_no_others():
         _ = fedfleet.nonsense
 
 
+@pytest.mark.slow
 def test_wheel_and_source_hold_every_module_once(built):
     (wheel,), (source,) = built.glob("fedfleet-*.whl"), built.glob("fedfleet-*.tar.gz")
     in_wheel = set(zipfile.ZipFile(wheel).namelist())

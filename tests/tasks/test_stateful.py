@@ -15,6 +15,7 @@ from fedfleet.simulator.driver.simulate import simulate
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.tasks.models import cnn_bn
 from fedfleet.tasks.stateful import BatchNorm, Dropout, buffers, called, prepared, trainable
+from tests.parts import slow_but
 
 BASE = {
     "rounds": 3, "population": {"clients": 8, "partition": {"kind": "quantity_skew", "alpha": 1.0, "min_size": 5}},
@@ -146,7 +147,7 @@ def trained(x: fedfleet.Experiment) -> list:
 
 
 @pytest.mark.parametrize("inner", ["batched", "factored"])
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "fedopt"])
+@pytest.mark.parametrize("algorithm", slow_but(["fedavg", "fedprox", "fedopt"], "fedprox"))
 def test_many_at_once_are_one_at_a_time(algorithm, inner):
     given = {"algorithm": {"name": algorithm, "lr": 0.1, "batch_size": 16, "steps": 3}}
     one, many = (

@@ -27,6 +27,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> fedfleet.Runs:
     return fedfleet.run_all(CONFIG, out=tmp_path_factory.mktemp("publish") / "runs")
 
 
+@pytest.mark.slow
 def test_what_is_written(runs: fedfleet.Runs, tmp_path: Path, command) -> None:
     (tmp_path / "tune").mkdir()
     search = {

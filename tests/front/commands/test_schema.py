@@ -25,6 +25,7 @@ KINDS = show_named.kinds()
 ALL = [(kind, name) for kind, of in KINDS.items() for name in of.registry]
 
 
+@pytest.mark.slow
 def test_they_are_schemas_and_say_of_what_version() -> None:
     for found in SCHEMAS.values():
         Draft202012Validator.check_schema(found)
@@ -33,6 +34,7 @@ def test_they_are_schemas_and_say_of_what_version() -> None:
     assert "``" not in json.dumps(SCHEMAS)
 
 
+@pytest.mark.slow
 def test_every_configuration_and_table_is_valid(subtests: pytest.Subtests) -> None:
     for path in sorted(CONFIGS.rglob("*.yaml")):
         with subtests.test(str(path.relative_to(CONFIGS))):

@@ -137,6 +137,7 @@ def test_the_same_command_gives_the_same_tables_by_any_jobs(done, tmp_path, jobs
     check_same(tmp_path / "again", done)
 
 
+@pytest.mark.slow
 def test_every_seed_may_deal_anew_and_a_difference_may_be_sought(config, tmp_path, command):
     of = ["study", config, "compare=null", "population.partition_seed=seed", "--vary", VARY[0], "--jobs", "1"]
     of += ["--seeds", "2", "--power", "0.05", "--out", str(tmp_path / "study")]

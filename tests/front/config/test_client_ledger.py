@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import fedfleet
+from tests.parts import slow_but
 
 Z, DELTA, INVITE = 1.3, 1e-3, 8
 BASE: dict[str, Any] = {
@@ -49,7 +50,7 @@ def counted(outcomes: Any, each: Any, until: int) -> Any:
     return there["round"].map(each).groupby(there.client).sum()
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(CASES, "in turn", "late, and too few", "masked"))
 def test_a_client_spends_when_it_is_heard_in_an_attempt_that_counts(tmp_path, case):
     found = fedfleet.run(BASE, CASES[case], out=tmp_path / "run")
     outcomes: Any = found.table("outcomes")

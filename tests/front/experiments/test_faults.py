@@ -132,7 +132,7 @@ def test_a_client_that_hangs_is_dropped(tmp_path):
     assert (outcomes.client[outcomes.outcome == "failed"].tolist(), done.rounds.completed.tolist()) == ([2], [3])
 
 
-@pytest.mark.parametrize("task", ["classification", "auc"])
+@pytest.mark.parametrize("task", slow_but(["classification", "auc"], "auc"))
 def test_what_is_kept_upsets_nothing(tmp_path, task):
     given = {
         "faults": {"non_finite": "keep"}, "evaluation": {"per_client": True, "train_examples": 50}, "selection": "oort",

@@ -18,6 +18,7 @@ from fedfleet.config.population import data_key, load_data, make_population
 from fedfleet.datasets.examples import Examples
 from fedfleet.datasets.synthetic import SyntheticPopulation
 from fedfleet.simulator.arithmetic import rng
+from tests.parts import slow_but
 from tests.refusals import tells
 
 HUGE = 10**10
@@ -125,7 +126,7 @@ def test_words_of_parquet_reach_a_language_model(folder, command, tmp_path):
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("kind", ["synthetic", "disk"])
+@pytest.mark.parametrize("kind", slow_but(["synthetic", "disk"], "disk"))
 def test_actors_see_the_same_clients(folder, command, tmp_path, kind):
     overrides: dict[str, Any] = {"executor.block_size": 3, "algorithm.batch_size": 1}
     if kind == "disk":

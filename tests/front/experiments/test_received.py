@@ -178,7 +178,10 @@ def killed(out: Path, case: str = "stateless", after: int = 5) -> Path:
 
 @pytest.mark.parametrize(
     "part",
-    ["outcomes/000002.parquet", "clients/000001.parquet", "outcomes.parquet", "rounds.parquet", "phases.parquet"],
+    slow_but(
+        ["outcomes/000002.parquet", "clients/000001.parquet", "outcomes.parquet", "rounds.parquet", "phases.parquet"],
+        *("outcomes/000002.parquet", "rounds.parquet"),
+    ),
 )
 def test_a_table_of_a_killed_run_that_is_missing_or_damaged_is_seen(tmp_path, undisturbed, monkeypatch, part):
     monkeypatch.setattr(growing, "ROWS", 0)

@@ -29,7 +29,7 @@ from tests.front.experiments.resuming import BASE, CASES, KINDS, check_equal, co
 from tests.parts import slow_but
 
 
-@pytest.mark.parametrize("case", slow_but(CASES, *KINDS))
+@pytest.mark.parametrize("case", slow_but(CASES, *KINDS[:3]))
 def test_interrupted_anywhere(tmp_path, undisturbed, monkeypatch, case):
     """Ctrl-C in the middle of a phase, of an evaluation, and again in the run that goes on."""
     out, calls, draw = tmp_path / "run", 0, random.Random(case)

@@ -292,6 +292,7 @@ def test_domains_dealt_by_share(share):
     tells(lambda: prepared(**given, **{"population.partition.share": 1.5}), "population.partition.share=1.5")
 
 
+real_digits = pytest.mark.data("digits/mnist_5k.csv.gz")
 ADAPTS: dict[str, Any] = {
     "population": {"dataset": {"name": "domains_digits", "per_domain": 60}, "clients": 5, "partition": "by_domain"},
     "domains": {"target": "mnistm"},
@@ -317,6 +318,7 @@ M3SDA = {
 }
 
 
+@real_digits
 @pytest.mark.parametrize("given", [KD3A, FEDKA, FADA, M3SDA], ids=["kd3a", "fedka", "fada", "m3sda"])
 def test_facts_company_runs_from_a_configuration(given, tmp_path):
     """Rounds of a run are those that gates and weights rise over, and the target is measured."""
@@ -327,6 +329,7 @@ def test_facts_company_runs_from_a_configuration(given, tmp_path):
     assert 0 <= summary_of(tmp_path / "run")["final"]["eval/target_accuracy"] <= 1
 
 
+@real_digits
 def test_examples_say_their_domain_where_batches_are_made_by_it():
     """On one client that holds all: four sources of 60 images, and the target last; elsewhere nothing is told."""
     held = fedfleet.Experiment(fedfleet.load({**ADAPTS, **M3SDA, "rounds": 1})).population
@@ -339,6 +342,7 @@ def test_examples_say_their_domain_where_batches_are_made_by_it():
     assert "domain" not in other.data
 
 
+@real_digits
 def test_sources_hold_the_targets_examples_where_these_are_shared():
     shared = fedfleet.Experiment(fedfleet.load({**ADAPTS, **FEDKA, "rounds": 1}))
     assert sorted(shared.population.num_examples(torch.arange(5)).tolist()) == [60, 120, 120, 120, 120]
@@ -346,6 +350,7 @@ def test_sources_hold_the_targets_examples_where_these_are_shared():
     assert len(shared.problem.targets) == 5
 
 
+@real_digits
 def test_what_fits_no_domains_is_refused(subtests):
     digits = {"population.dataset": {"name": "digits"}, "population.partition": "iid"}
     for given, changes, key in (

@@ -78,6 +78,7 @@ def test_noise_on_gradients_hides_the_example(command, one):
     assert "noised by the client (example_privacy)" in told(Path("hidden"))["seen"]
 
 
+@pytest.mark.slow
 def test_of_a_secure_sum_all_are_rebuilt_together(command, one):
     secure = "secure_aggregation={bits: 16, clip: 1.0}"
     assert command("invert", one, secure, "--method", "dlg", "--iterations", 30, "--out", "sum")[0] == 0

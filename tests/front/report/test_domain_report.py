@@ -46,6 +46,7 @@ def test_the_section_of_domains(tmp_path: Path) -> None:
     assert "last evaluation ink oil chalk accuracy 0.5 0.6 0.7 cosine 0.9 – 0.8" in html.text
 
 
+@pytest.mark.slow
 def test_the_table_by_domain_has_seeds_and_labels(tmp_path: Path) -> None:
     for label in ("A", "B"):
         for seed in (0, 1):

@@ -154,6 +154,7 @@ def test_an_interrupted_search_goes_on_as_if_it_had_not_been(tmp_path, monkeypat
     assert (out / "best.yaml").read_text() == (tmp_path / "whole" / "best.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_more_trials_extend_a_search_and_another_is_refused(tmp_path, command):
     out = tmp_path / "more"
     given = {"scheduler": "none", "trials": 2, "rounds": 2, "evaluation.every": 1}
@@ -197,6 +198,7 @@ def test_failed_trials_are_shown_and_the_rest_goes_on(tmp_path):
     assert "algorithm.server_optimizer" in found.rows[1]["error"]
 
 
+@pytest.mark.slow
 def test_several_seeds_count_by_their_mean_and_the_best_evaluation_may_count(tmp_path):
     config = load({**TINY, "tune": {**TUNE, "scheduler": "none"}})
     search = searching.prepare(tune.configured(config, [], 2, {"trials": 2}), SILENT)

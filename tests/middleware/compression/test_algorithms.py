@@ -33,6 +33,7 @@ from fedfleet.simulator.fleet.responses import Federation
 from tests.algorithms.cases import CASES, INVITE, MODEL
 from tests.algorithms.harness import NET, Bowl, World, as_asked, build, digits, flat, play, records, rows
 from tests.middleware.compression.test_transforms import made
+from tests.parts import slow_but
 
 OWED = {"name": "random_k", "share": 0.3, "error_feedback": True}
 """Sends what is drawn, not what is large: so that rounding, which differs a little, changes nothing of it."""
@@ -59,7 +60,7 @@ def models(algorithm: Algorithm, world: World, rounds: int = 2, **options: Any) 
     return [flat(z) for z in play(algorithm, world, rounds, policy=Siwer(), **options)]
 
 
-@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.parametrize("name", slow_but(SEVERAL, "fedbuff", "fact", "cdma_ada"))
 def test_an_algorithm_is_the_same_one_client_at_a_time_and_many_at_once(name):
     world, algorithm = case(name)
     up = [{"name": "random_k", "share": 0.3}] if name in WITHOUT else [OWED]
@@ -116,7 +117,7 @@ def test_captured_to_the_bit(up):
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "cdma_one", "omg", "fedpac"])
+@pytest.mark.parametrize("name", slow_but(["scaffold", "cdma_one", "omg", "fedpac"], "scaffold"))
 def test_all_of_it_sent_is_what_the_algorithm_does(name):
     world, algorithm = case(name)
     for up in (

@@ -21,12 +21,13 @@ from fedfleet.simulator.fleet.responses import Federation, Outcome
 from tests.algorithms.harness import Bowl, World, digits, flat, play, records, rows
 from tests.middleware.compression.test_algorithms import SEVERAL, case, largest, models, sending
 from tests.middleware.compression.test_transforms import made
+from tests.parts import slow_but
 
 TOP = {"name": "random_k", "share": 0.3, "unbiased": False}
 """Drawn, not large: so that rounding, which differs a little, decides nothing."""
 
 
-@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.parametrize("name", slow_but(SEVERAL, "fedbuff", "fact", "cdma_ada"))
 def test_an_algorithm_is_the_same_one_client_at_a_time_and_many_at_once(name):
     world, algorithm = case(name)
     late = algorithm.asynchronous is not None
@@ -44,7 +45,7 @@ def test_factored_is_the_same(name):
     torch.testing.assert_close(one, factored, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "cdma_ada", "omg", "fedpac", "drfa"])
+@pytest.mark.parametrize("name", slow_but(["scaffold", "cdma_ada", "omg", "fedpac", "drfa"], "scaffold", "drfa"))
 @pytest.mark.parametrize("memory", [False, True])
 def test_all_of_it_sent_is_what_the_algorithm_does(name, memory):
     world, algorithm = case(name)

@@ -61,7 +61,7 @@ SAME = (
 
 
 @pytest.mark.parametrize("inner", slow_but(["serial", "factored"], "factored"))
-@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize("name", slow_but(SAME, "scaffold", "fediir", "omg"))
 def test_a_watched_run_is_the_run(name, inner):
     given = {"of": {"name": "fedavg", **GIVEN}} if name == "omg" else GIVEN
     algorithm = build(name, WHERE.task, CohortOptions(size=6), **given)

@@ -173,7 +173,7 @@ class Sharing(LocalExecutor):
 shares: list[int] = []
 
 
-@pytest.mark.parametrize("name", slow_but(CASES, "stored", "late"))
+@pytest.mark.parametrize("name", slow_but(CASES, "late"))
 def test_that_workers_of_a_node_share_a_task_changes_no_bit(tmp_path, name, monkeypatch):
     model, tables, _ = run(tmp_path / "1", name, 1, monkeypatch)
     monkeypatch.setitem(executors.EXECUTORS, "local", executors.EXECUTORS["local"]._replace(build=Sharing))

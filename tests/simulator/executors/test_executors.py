@@ -97,7 +97,7 @@ def check_equal(found, expected):
 
 @pytest.mark.ray
 @pytest.mark.parametrize("inner", slow_but(["batched", "factored"], "factored"))
-@pytest.mark.parametrize("name", slow_but(CASES, "stateful", "two phases"))
+@pytest.mark.parametrize("name", slow_but(CASES, "stateful"))
 def test_three_actors_give_the_bytes_of_this_process(tmp_path, name, inner, monkeypatch):
     expected = run(tmp_path / "local", name, kind="local", inner=inner)
     if inner == "batched":  # and add blocks themselves
@@ -129,8 +129,8 @@ class Elsewhere(SpillFile):
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("way", ["lines", "calls"])
-@pytest.mark.parametrize("writer", ["workers", "driver"])
+@pytest.mark.parametrize("way", slow_but(["lines", "calls"], "lines"))
+@pytest.mark.parametrize("writer", slow_but(["workers", "driver"], "workers"))
 def test_uploads_that_are_kept_lie_in_a_file_and_change_no_bit(tmp_path, writer, way, monkeypatch):
     expected = run(tmp_path / "local", "stored", kind="local", inner="batched")
     came, fell = [], answers.put_down

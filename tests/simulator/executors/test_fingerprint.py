@@ -351,6 +351,7 @@ def experiment(folder, monkeypatch=None, **how):
     return x
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_run_with_an_unlike_node_says_that_its_bits_may_be_others(tmp_path, cluster, monkeypatch):
     folder = disk(tmp_path)

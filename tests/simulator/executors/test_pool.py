@@ -205,6 +205,7 @@ def nap(setup, shared, task):
     return task
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_what_a_stopped_actor_had_at_hand_runs_again(workers):
     running = workers.map(nap, Message(), [0.6, 0.6, 0.0, 0.0, 0.0], timeout_s=0.4)

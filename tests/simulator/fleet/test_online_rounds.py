@@ -15,6 +15,7 @@ from fedfleet.simulator.fleet.availability import InRounds, chances
 from fedfleet.simulator.fleet.online import rates, rounds
 from fedfleet.simulator.fleet.online.chain import SPAN, chain, levels
 from fedfleet.simulator.fleet.online.rounds import Cyclic, Independent, MarkovRounds, Outages, Turns, Waves
+from tests.parts import slow_but
 
 CLIENTS = 20_000
 KEY, PHASE = rng.key(3), rng.key(99)
@@ -56,7 +57,7 @@ def test_clients_are_online_with_their_chance_in_any_round(name, round):
         assert near(found[part], p[part])
 
 
-@pytest.mark.parametrize("name", PROCESSES)
+@pytest.mark.parametrize("name", slow_but(PROCESSES, "independent", "markov", "cyclic", "interleaved", "outages"))
 def test_the_long_run_is_the_mean_chance_and_the_share_of_rounds(name):
     process, few = PROCESSES[name], torch.arange(0, CLIENTS, CLIENTS // 60)
     period = {"f3ast": 24, "blocks": 35, "alternating": 13}.get(name, 20)

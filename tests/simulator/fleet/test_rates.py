@@ -65,6 +65,7 @@ def test_rates_are_of_a_client_alone_and_its_numbers_in_any_order():
     assert not torch.equal(other(three), rates.uniform(KEY, 0.1, 1.0)(three))
 
 
+@pytest.mark.slow
 def test_weights_of_classes_have_their_laws():
     """Of ten classes with concentration 0.1; a client at FedAU's floor of 0.02 is no exception."""
     keys = rng.fold(KEY, torch.arange(2000))
