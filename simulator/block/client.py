@@ -183,10 +183,14 @@ class ClientProgram:
 
 
 def check_message(message: Message, phase: Phase) -> None:
-    """Raise ValueError where a client does not send what its phase reduces, or the number that it is weighed by."""
+    """Raise ValueError where a client does not send what its phase reduces and no more, or the number that it is weighed by."""
     if missing := phase.reduce.keys() - message.send.keys():
         raise ValueError(
             f"Phase.reduce has {_listed(sorted(missing))}, and it sends {_listed(dict(message.send))}: send it, or do not reduce it"
+        )
+    if unused := message.send.keys() - phase.reduce.keys():
+        raise ValueError(
+            f"it sends {_listed(sorted(unused))}, which Phase.reduce has not: say there how it is reduced, or do not send it"
         )
     if phase.weight not in ("uniform", "num_examples") and phase.weight not in message.config:
         raise ValueError(

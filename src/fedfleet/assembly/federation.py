@@ -107,17 +107,19 @@ def federate(x: Loaded, task: Task | None = None, algorithm: Algorithm | None = 
     weights.check_vocabularies(config, data.names.vocabulary)
     net_advice = task_setup.net_advice(config, task, z, data)
     cohort_advice: tuple[str, ...] = ()
-    if "algorithm" in written:
-        config = _as_asked(config, algorithm, z, result)
+    own = "algorithm" in written
+    if (size := asked(algorithm, z, result, config.seed) if own else None) is not None:
+        config = _as_asked(config, algorithm, size)
     elif (
         "size" not in config.cohort.model_fields_set
         and not algorithm.asynchronous
         and result.clients < (usual := config.cohort.size)
     ):
-        asks = f"cohort.size: {usual} clients are asked a round by default"
-        cohort_advice = (f"{asks}, and there are {result.clients}: all are asked",)
         config = _asking(config, result.clients)
-        algorithm = task_setup.algorithm(config, task)
+        if not own:
+            asks = f"cohort.size: {usual} clients are asked a round by default"
+            cohort_advice = (f"{asks}, and there are {result.clients}: all are asked",)
+            algorithm = task_setup.algorithm(config, task)
     config = with_clients(config, data, dealt, population, asynchronous=algorithm.asynchronous is not None)
     resolve.check_local(config, summary.max_examples)
     if config.warm_start is not None:
@@ -167,10 +169,10 @@ def _vectors(config: Config, task: Task) -> ClientFeatures:
     )
 
 
-def _as_asked(config: Config, algorithm: Algorithm, z: Tree, about: Problem) -> Config:
+def _as_asked(config: Config, algorithm: Algorithm, size: int) -> Config:
     """Return the configuration with the cohort that one's own algorithm invites. Raises ConfigError where it says another."""
-    wanted, size = config.cohort.size, asked(algorithm, z, about, config.seed)
-    if algorithm.asynchronous or size in (None, wanted):
+    wanted = config.cohort.size
+    if algorithm.asynchronous or size == wanted:
         return config
     if "size" in config.cohort.model_fields_set:
         raise ConfigError(
@@ -180,5 +182,5 @@ def _as_asked(config: Config, algorithm: Algorithm, z: Tree, about: Problem) -> 
     return _asking(config, size)
 
 
-def _asking(config: Config, size: int | None) -> Config:
+def _asking(config: Config, size: int) -> Config:
     return config.model_copy(update={"cohort": config.cohort.model_copy(update={"size": size})})

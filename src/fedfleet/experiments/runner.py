@@ -35,8 +35,8 @@ from fedfleet.tracking.callback import Begun, Callbacks, Stop
 
 HOW = {
     "serial": "one client at a time",
-    "batched": "many clients at once",
-    "factored": "many clients at once",
+    "batched": "many at once",
+    "factored": "many at once",
 }
 """``executor.inner`` in words."""
 

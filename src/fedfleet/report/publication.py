@@ -56,16 +56,17 @@ def of_runs(groups: Groups, out: Path, width: float = COLUMN) -> list[Path]:
 
 
 def of_study(tables: Tables, out: Path, width: float = COLUMN) -> list[Path]:
-    """Write a figure a panel of the first metric, the diagram of critical differences, and tables; as ``of_runs``."""
+    """Write a figure a metric and panel, a diagram of critical differences a metric, and tables; as ``of_runs``."""
     if not tables.metrics:
         return []
-    metric, key = tables.metrics[0], next(iter(tables.varied))
+    key = next(iter(tables.varied))
     figures: dict[str, Figure | None] = {}
     with _style():
-        for part in study_figures.parts(tables):
-            name = " ".join(filter(None, [f"final-{metric}-by-{key}", part.name]))
-            figures[name] = study_figures.panel(tables, part, f"final/{metric}", width, RATIO * width)
-        figures[f"ranks-{metric}"] = study_figures.ranking(tables, metric, width)
+        for metric in tables.parted[0]:
+            for part in study_figures.parts(tables):
+                name = " ".join(filter(None, [f"final-{metric}-by-{key}", part.name]))
+                figures[name] = study_figures.panel(tables, part, f"final/{metric}", width, RATIO * width)
+            figures[f"ranks-{metric}"] = study_figures.ranking(tables, metric, width)
         files = _figures(figures, out)
     renamed = {f"final/{m}": m for m in tables.metrics}
     files += _finals(tables.study.rename(columns=renamed), [*tables.varied, "label"], tables.parted[0], out)

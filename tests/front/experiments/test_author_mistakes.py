@@ -74,3 +74,10 @@ def test_a_state_that_is_asked_for_is_kept(tmp_path: Path):
         out=tmp_path / "run",
     )
     assert run.summary["status"] == "finished"
+
+
+def test_a_default_cohort_is_no_mistake_of_an_algorithm_that_asks_nobody():
+    config = fedfleet.load({"population.clients": 4, "executor.kind": "local"})
+    made = fedfleet.Experiment(config, algorithm=algorithm(round=lambda phase, z, rnd: (z, {})))
+    assert made.config.cohort.size == 4
+    assert not made.advice()

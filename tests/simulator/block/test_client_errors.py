@@ -233,6 +233,7 @@ def test_a_next_state_that_is_made_otherwise_is_a_fault(federation, inner, wrong
     [
         ({}, "uniform", "Phase.reduce has z, and it sends nothing"),
         ({"z": 1}, "share", "Phase.weight is 'share'"),
+        ({"z": 1, "loss": 1}, "uniform", "it sends loss, which Phase.reduce has not"),
     ],
 )
 def test_what_is_sent_is_what_the_phase_reduces(federation, inner, sent, weight, told):
