@@ -1,7 +1,7 @@
 """FADA, reconstructed: a domain identifier for each source and the target, and sources that count by what they do for the target.
 
 Peng, Huang, Zhu & Saenko, "Federated adversarial domain adaptation", ICLR 2020: its FADA-I, dynamic attention, and FADA-II,
-adversarial alignment beside it. Disentanglement (FADA-III) is left out: weights of its losses are not published. The authors'
+adversarial alignment beside it. Disentanglement (FADA-III) is left out: weights of its losses were not at hand. The authors'
 code is no repository, and was not read.
 
     paper                   here
