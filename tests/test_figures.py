@@ -14,19 +14,20 @@ import typer
 
 from fedfleet.commands import cli, paper, study
 from fedfleet.config.schema import Config, load, with_overrides
+from fedfleet.datasets import mnistm
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.folders import SETS
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.sweep import Trial
 from tests.datasets.layouts import small_mnist
-from tests.datasets.test_originals import bundle, write
+from tests.datasets.test_originals import bundle, photographs, write
 from tests.front.experiments.test_left_out_domains import made
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAD = "## Every table and figure\n"
-ENDING = {"averaging", "fact", "fedomg", "generalisation"}
+ENDING = {"adaptation", "averaging", "fact", "fedmm", "fedomg", "generalisation"}
 """Pages that have to end so; others may."""
-MADE = "digit_five|(rotated_)?(fashion_)?mnist"
+MADE = "digit_five|(rotated_)?(fashion_)?mnist|mnistm"
 """Data sets that are made up, besides those of folders."""
 SMALL: dict[str, dict[str, Any]] = {
     "averaging_fmnist": {"population.clients": 3, "cohort.size": 2, "algorithm.batch_size": 4},
@@ -115,6 +116,8 @@ def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Config], C
     write(data, bundle(20, 6))
     small_mnist(data, "mnist")
     small_mnist(data, "fashion_mnist")
+    photographs(data)
+    monkeypatch.setattr(mnistm, "VALIDATION", 2)
     for name, each in {"office31": 1, "office_caltech10": 2, "pacs": 3, "vlcs": 4, "office_home": 1}.items():
         made(data, name, each)
 

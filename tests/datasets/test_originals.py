@@ -269,6 +269,11 @@ def mnist(folder: Path, train: int, test: int) -> Path:
         for kind, values in (("images-idx3", x), ("labels-idx1", np.arange(count, dtype=np.uint8) % 10)):
             head = bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape)
             (folder / "mnist" / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(head + values.tobytes()))
+    return photographs(folder)
+
+
+def photographs(folder: Path) -> Path:
+    """Write two of one colour each, as BSDS500's."""
     root = folder / "BSR" / "BSDS500" / "data" / "images" / "train"
     root.mkdir(parents=True)
     for k, size in enumerate(((40, 28), (60, 90))):
