@@ -49,6 +49,24 @@ class Across(Options):
     """Final metric of all columns."""
 
 
+class Block(Options):
+    """What a paper prints of one setting."""
+
+    where: dict[str, Any] = Field(min_length=1)
+    """Dotted key -> value that a configuration of this setting has there."""
+    source: str
+    """Which table, and which part of it."""
+    paper: dict[str, Printed]
+    """Row -> column -> what is printed there."""
+
+    def is_of(self, config: C.Config) -> bool:
+        """Return whether a configuration is of this setting."""
+        try:
+            return all(C.at(config, key) == value for key, value in self.where.items())
+        except AttributeError:  # such as the alpha of a partition that has none
+            return False
+
+
 class PaperTable(Options):
     """What a paper's table says, and the configuration that computes it."""
 
@@ -102,6 +120,9 @@ class PaperTable(Options):
     paper: dict[str, Printed] = Field(default={})
     """Row -> column -> what is printed there: a number, or a mean and a standard deviation; "worst" and "mean" are columns."""
 
+    blocks: list[Block] = Field(default=[])
+    """Instead of ``paper``, what is printed of several settings. That of the configuration's own is shown, and else none."""
+
     printed: str = "paper"
     """The name of rows of printed numbers, such as where they are no paper's."""
     cited: dict[str, Printed] = Field(default={})
@@ -113,12 +134,26 @@ class PaperTable(Options):
             return {row: self.baseline for row in rows if row != self.baseline}
         return self.baseline or {}
 
+    def told(self) -> list[dict[str, Printed]]:
+        """Return the rows that are printed, of each setting."""
+        return [self.paper, *(block.paper for block in self.blocks)]
+
+    def at(self, config: C.Config) -> PaperTable:
+        """Return the table with what is printed of the setting that a configuration has, if that is any."""
+        if not self.blocks:
+            return self
+        mine = next((block for block in self.blocks if block.is_of(config)), None)
+        source, paper = ("nothing of this setting", {}) if mine is None else (mine.source, mine.paper)
+        return self.model_copy(update={"source": f"{self.source}, {source}", "paper": paper, "blocks": []})
+
     @model_validator(mode="after")
     def _columns(self) -> PaperTable:
         if bool(self.columns) == (self.across is not None):
             raise ValueError("columns: give columns, or across")
         if self.labels is not None and self.across is not None:
             raise ValueError("labels: not with across, whose rows are whole labels: leave one out")
+        if self.paper and self.blocks:
+            raise ValueError("blocks: they are instead of paper: leave one out")
         if self.across is not None:
             metric = self._readable({"across": self.across.metric})["across"]
             object.__setattr__(self, "columns", dict.fromkeys(self.across.columns, metric))
@@ -162,10 +197,11 @@ def read(path: Path) -> PaperTable:
     except (OSError, TypeError, ValueError) as e:
         raise ConfigError(f"{path}: cannot be read ({one_line(e)}): give the YAML file of a table") from None
     printed = {*result.columns, WORST, MEAN}
-    for key, rows in (("paper", result.paper), ("cited", result.cited)):
+    of_blocks = [(f"blocks.{i}.paper", block.paper) for i, block in enumerate(result.blocks)]
+    for key, rows in (("paper", result.paper), *of_blocks, ("cited", result.cited)):
         if strange := [f"{row}.{c}" for row, values in rows.items() for c in values if c not in printed]:
             raise ConfigError(f"{path}: {key}.{strange[0]}: no such column: choose of {', '.join(result.columns)}")
-    if twice := [row for row in result.cited if row in result.paper]:
+    if twice := [row for row in result.cited if any(row in rows for rows in result.told())]:
         raise ConfigError(f"{path}: cited.{twice[0]}: it is a row of paper too: leave it out of one")
     for key, columns in (("worst_of", result.worst_of), ("mean_of", result.mean_of)):
         if unknown := [c for c in columns if c not in result.columns]:
@@ -186,10 +222,11 @@ def run(
         config = C.with_overrides(config, {"vary": {table.across.key: [*table.across.columns.values()]}})
     config, places = arranged(config, table, path)
     rows = list(dict.fromkeys(row for row, _ in places.values()))
-    compared = table.compared(rows)
-    for key, named in (("baseline", [*compared, *compared.values()]), ("paper", list(table.paper))):
+    compared, told = table.compared(rows), [row for of in table.told() for row in of]
+    for key, named in (("baseline", [*compared, *compared.values()]), ("paper", told)):
         if unknown := [row for row in named if row not in rows]:
             raise ConfigError(f"{path}: {key}: {unknown[0]!r} is no label of compare in {table.config}")
+    table = table.at(config)
     prepared = studying.prepare(
         studying.plan(config, seeds=seeds, grid=False), progress, lambda row: _check(row, table, path)
     )

@@ -57,6 +57,39 @@ def test_rows_that_are_cited_alone_stand_below_those_that_are_run(tmp_path):
             paper.read(tmp_path / "t.yaml")
 
 
+def test_of_several_settings_that_of_the_configuration_alone_is_printed(tmp_path):
+    blocks = [
+        {
+            "where": {"cohort.size": size, "population.partition.alpha": 0.5},
+            "source": f"size {size}",
+            "paper": {row: {"loss": 0.1 * size}},
+        }
+        for size, row in ((2, "a, small"), (3, "b, small"))
+    ]
+    made = table(blocks=blocks)
+
+    def told(*given: str) -> str:
+        config = load({"rounds": 1, "population": {"dataset": "digits", "clients": 4}}, ["cohort.size=3", *given])
+        return paper.markdown(made.at(config), FOUND)
+
+    here = told("population.partition={kind: dirichlet, alpha: 0.5}")
+    assert "(S, size 3)" in here
+    assert [line for line in here.splitlines() if "| paper |" in line] == ["| | paper | 0.30 |"]
+    for other in ("population.partition={kind: dirichlet, alpha: 0.1}", "population.partition=iid"):
+        assert "(S, nothing of this setting)" in told(other)
+        assert "| paper |" not in told(other)
+    assert table(paper={"a, small": {"loss": 1.0}}).at(load(DIGITS)).paper
+    written = {"title": "T", "source": "S", "config": "c.yaml", "columns": {"loss": "loss"}, "blocks": blocks}
+    for more, says in (
+        ({"paper": {"a, small": {"loss": 1.0}}}, "blocks: they are instead of paper"),
+        ({"cited": {"b, small": {"loss": 1.0}}}, "cited.b, small: it is a row of paper too"),
+        ({"blocks": [blocks[0] | {"paper": {"a, small": {"no": 1.0}}}]}, "blocks.0.paper.a, small.no: no such column"),
+    ):
+        (tmp_path / "t.yaml").write_text(yaml.safe_dump(written | more))
+        with pytest.raises(ConfigError, match=says):
+            paper.read(tmp_path / "t.yaml")
+
+
 def test_columns_may_be_pairs_of_domains_of_which_the_second_is_the_target(tmp_path):
     both = {"A to B": ["id", "target"], "B to A": ["target", "id"]}
     config = {

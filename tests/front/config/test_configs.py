@@ -32,7 +32,10 @@ def test_tables(subtests):
             places = table.places(config.load(path.parent / table.config).compare or {})
             labels = [row for row, _ in places.values()]
             compared = table.compared(labels)
-            assert {*compared, *compared.values(), *table.paper} <= {*labels}
+            printed = [row for rows in table.told() for row in rows]
+            assert {*compared, *compared.values(), *printed} <= {*labels}
+            found = config.load(path.parent / table.config)
+            assert all(config.at(found, key) is not None for block in table.blocks for key in block.where)
 
 
 def test_fashion_mnist_can_be_dealt_to_fedomgs_clients():
