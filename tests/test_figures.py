@@ -19,27 +19,30 @@ from fedfleet.datasets.files import DataError
 from fedfleet.datasets.folders import SETS
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.sweep import Trial
-from tests.datasets.layouts import small_mnist
+from tests.datasets.layouts import small_celeba, small_mnist, with_attributes
 from tests.datasets.test_originals import bundle, photographs, write
+from tests.datasets.test_text import write_treebank
 from tests.front.experiments.test_left_out_domains import made
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAD = "## Every table and figure\n"
-ENDING = {"adaptation", "averaging", "fact", "fedmm", "fedomg", "generalisation"}
+ENDING = {"adaptation", "afl", "averaging", "cdma", "fact", "fedmm", "fedomg", "generalisation"}
 """Pages that have to end so; others may."""
-MADE = "digit_five|(rotated_)?(fashion_)?mnist|mnistm"
+MADE = "digit_five|(rotated_)?(fashion_)?mnist|mnistm|celeba|celeba_blond|cornell_ptb"
 """Data sets that are made up, besides those of folders."""
+FEW: dict[str, Any] = {"population.clients": 3, "cohort.size": 2}
+SCORED = FEW | {"task.samples": 1000, "task.width": 0.0625, "task.scorer.net": "small", "task.scorer.epochs": 0.5}
 SMALL: dict[str, dict[str, Any]] = {
-    "averaging_fmnist": {"population.clients": 3, "cohort.size": 2, "algorithm.batch_size": 4},
+    "averaging_fmnist": FEW | {"algorithm.batch_size": 4},
+    **dict.fromkeys(("auc_mnist", "auc_cifar10", "auc_fashion_mnist", "robust_mnist", "robust_fashion_mnist"), FEW),
+    **dict.fromkeys((f"{kind}_{data}" for kind in ("gan", "k_sweep") for data in ("mnist", "fashion_mnist")), SCORED),
+    **dict.fromkeys(("gan_fashion_mnist_small", "k_sweep_fashion_mnist_small", "gan_celeba"), SCORED),
+    "celeba": {"population.clients": 4, "cohort.size": 4, "task.weights": "random", "algorithm.batch_size": 2},
     "many_clients": {"algorithm.batch_size": 2},
     "many_clients_digits": {"algorithm.batch_size": 2},
-    "clients": {"population.clients": 3, "population.partition": "iid", "cohort.size": 2, "algorithm.batch_size": 2},
-    "fashion_mnist": {
-        "population.clients": 3,
-        "population.partition": "iid",
-        "cohort.size": 2,
-        "algorithm.batch_size": 2,
-    },
+    "clients": FEW | {"population.partition": "iid", "algorithm.batch_size": 2},
+    "clients_matching": FEW | {"population.partition": "iid", "algorithm.batch_size": 2},
+    "fedomg/fashion_mnist": FEW | {"population.partition": "iid", "algorithm.batch_size": 2},
     "left_out_clothes": {"population.clients": 6, "cohort.size": 5, "algorithm.batch_size": 2},
     "niid_bench": {"population.clients": 3, "population.partition": "iid", "cohort.size": 3, "algorithm.batch_size": 4},
 }
@@ -62,6 +65,12 @@ class Command(NamedTuple):
         """What its arguments are read as."""
         command = typer.main.get_command(cli.app).commands[self.words[1]]  # pyright: ignore[reportAttributeAccessIssue]
         return command.make_context(self.words[1], self.words[2:]).params
+
+    @property
+    def of(self) -> Path | None:
+        """The configuration that it runs."""
+        path = next((ROOT / word for word in self.words if word.endswith(".yaml")), None)
+        return path.parent / paper.read(path).config if path is not None and path.stem.endswith("_table") else path
 
     def trials(self) -> tuple[Trial, ...]:
         """The runs of one seed that it asks for."""
@@ -93,6 +102,7 @@ def last_tables() -> Iterator[Command]:
 
 COMMANDS = list({" ".join(command.words): command for command in last_tables()}.values())
 """Each once, though several pages may have it."""
+BY_CONFIGURATION = [[c for c in COMMANDS if c.of == path] for path in dict.fromkeys(c.of for c in COMMANDS)]
 
 
 def test_pages_end_with_a_table_of_every_figure(subtests: pytest.Subtests):
@@ -118,6 +128,9 @@ def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Config], C
     small_mnist(data, "fashion_mnist")
     photographs(data)
     monkeypatch.setattr(mnistm, "VALIDATION", 2)
+    small_celeba(data, range(12), [0] * 8 + [2] * 4, range(0, 240, 20))
+    with_attributes(data, [0, 0, 1, 1] * 3, [0, 1] * 6)
+    write_treebank(data)
     for name, each in {"office31": 1, "office_caltech10": 2, "pacs": 3, "vlcs": 4, "office_home": 1}.items():
         made(data, name, each)
 
@@ -139,15 +152,16 @@ def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Config], C
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_a_command_runs(few: Callable[[Config], Config], tmp_path: Path, command: Command):
-    """The last of its runs, or the first where data of the last are not there; that all can be planned is seen, too."""
-    if command.words[0] == "python":
-        assert importlib.util.find_spec(command.words[2]) is not None  # its own tests run it
+@pytest.mark.parametrize("commands", BY_CONFIGURATION, ids=lambda commands: commands[0].name)
+def test_a_command_runs(few: Callable[[Config], Config], tmp_path: Path, commands: list[Command]):
+    """The last of its runs, or the first where data of the last are not there; others of its configuration can be planned."""
+    command, *others = sorted(commands, key=lambda each: each.words[1] in ("plan", "show"))  # one that trains
+    if (path := command.of) is None:  # a benchmark, which its own tests run
+        assert all(importlib.util.find_spec(each.words[2]) is not None for each in commands)
         return
+    assert all(other.trials() for other in others)
     trials, experiment, missing = command.trials(), None, ""
-    path = command.given.get("config") or paper.read(command.given["table"]).config
-    own = SMALL.get(path.stem, {})
+    own = SMALL.get(path.stem, SMALL.get(f"{command.page}/{path.stem}", {}))
     for trial in (trials[-1], trials[0]):
         config = few(trial.config)
         wrapped = bool(config.algorithm.model_dump().get("of"))

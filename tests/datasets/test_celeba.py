@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 
 from fedfleet.datasets.celeba import KEPT, load_celeba
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.published import Published
 from fedfleet.datasets.registry import load
+from tests.datasets import layouts
 from tests.refusals import all_say, tells
 
 PEOPLE = [30, 7, 30, 12, 7, 7, 99]
@@ -21,16 +21,7 @@ GREY = [10, 60, 110, 160, 210, 250, 30]
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    root = tmp_path / "celeba"
-    (root / "img_align_celeba").mkdir(parents=True)
-    names = [f"{i + 1:06}.jpg" for i in range(len(PEOPLE))]
-    for name, grey in zip(names, GREY, strict=True):
-        image = Image.new("RGB", (178, 218), (grey, grey, grey))
-        image.paste((255, 0, 0), (0, 0, 178, 20))  # a strip that the crop leaves out
-        image.save(root / "img_align_celeba" / name, quality=95)
-    for file, column in (("identity_CelebA.txt", PEOPLE), ("list_eval_partition.txt", PARTS)):
-        (root / file).write_text("".join(f"{n} {v}\n" for n, v in zip(names, column, strict=True)))
-    return tmp_path
+    return layouts.small_celeba(tmp_path, PEOPLE, PARTS, GREY)
 
 
 def test_photographs_are_scaled_cropped_and_split(folder):
@@ -89,12 +80,7 @@ BLOND, MALE = [1, 0, 0, 1, 1, 0, 0], [1, 0, 1, 0, 0, 1, 1]
 
 @pytest.fixture
 def with_attributes(folder) -> Path:
-    names = ["Bald", "Blond_Hair", "Male", "Young"]
-    rows = [[1, 2 * b - 1, 2 * m - 1, -1] for b, m in zip(BLOND, MALE, strict=True)]
-    lines = [f"{i + 1:06}.jpg  " + " ".join(f"{v:2}" for v in row) for i, row in enumerate(rows)]
-    text = "\n".join([str(len(rows)), " ".join(names) + " ", *lines]) + "\n"
-    (folder / "celeba" / "list_attr_celeba.txt").write_text(text)
-    return folder
+    return layouts.with_attributes(folder, BLOND, MALE)
 
 
 def test_groups_are_of_hair_and_sex_and_so_may_the_sexes_be(with_attributes):
