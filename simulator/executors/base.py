@@ -37,6 +37,10 @@ class TaskSharding(Protocol):
         ...
 
 
+def unsaid(text: str) -> None:
+    """Say nothing."""
+
+
 class How(TypedDict, total=False):
     """Options of ``map``.
 
@@ -67,8 +71,8 @@ class Executor(Protocol):
         """Where the work has been done since the start, by address."""
         ...
 
-    def start(self, setup: Setup) -> None:
-        """Give the workers what they need for a run, the first or another.
+    def start(self, setup: Setup, say: Callable[[str], None] = unsaid) -> None:
+        """Give the workers what they need for a run, the first or another; ``say`` is told what is waited for.
 
         A setup holds functions of authors, closures among them, which plain pickle cannot send; cloudpickle does.
         """

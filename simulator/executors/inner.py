@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 from fedfleet.simulator.block.block import Setup
-from fedfleet.simulator.executors.base import Executor, Host, How, Job
+from fedfleet.simulator.executors.base import Executor, Host, How, Job, unsaid
 from fedfleet.simulator.work import Message
 
 
@@ -44,7 +44,7 @@ class InnerExecutor:
         """The executor's."""
         return self._executor.hosts
 
-    def start(self, setup: Setup) -> None:
+    def start(self, setup: Setup, say: Callable[[str], None] = unsaid) -> None:
         """Do nothing."""
 
     def map(self, job: Job, shared: Message, tasks: Iterable[Any], **how: Unpack[How]) -> Iterator[Any]:

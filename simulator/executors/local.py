@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Unpack
 
 import torch
 
 from fedfleet.simulator.arithmetic import vmap_internals
 from fedfleet.simulator.block.block import Setup
-from fedfleet.simulator.executors.base import Host, How, Job
+from fedfleet.simulator.executors.base import Host, How, Job, unsaid
 from fedfleet.simulator.executors.worker import prepare
 from fedfleet.simulator.signals import put_off
 from fedfleet.simulator.work import Message
@@ -33,7 +33,7 @@ class LocalExecutor:
         self._setup: Setup | None = None
         self._threads_before = torch.get_num_threads()
 
-    def start(self, setup: Setup) -> None:
+    def start(self, setup: Setup, say: Callable[[str], None] = unsaid) -> None:
         """Pin the threads and move the data to the device."""
         if self.threads is not None:
             prepare(self.threads)

@@ -18,7 +18,7 @@ from fedfleet.simulator.block.chunk import Chunk
 from fedfleet.simulator.block.task import BlockTask
 from fedfleet.simulator.errors import FedfleetError, one_line
 from fedfleet.simulator.executors.actor import Ready
-from fedfleet.simulator.executors.base import Host
+from fedfleet.simulator.executors.base import Host, unsaid
 from fedfleet.simulator.executors.cluster import R, ray
 from fedfleet.simulator.executors.event_queue import EventQueue
 from fedfleet.simulator.executors.fingerprint import Place
@@ -47,6 +47,7 @@ PATIENCE_S, CLUSTER_PATIENCE_S = (
     300.0,
     1200.0,
 )  # how long to wait for an actor where there is none at all; a node may take minutes
+QUIET_S = 20.0  # until somebody is told that an actor is waited for
 GRACE_S = 30.0  # how long to wait for another one, on a cluster whose nodes have other things to do
 FIX = "if memory ran out, lower executor.actors or executor.block_size"
 NAMED = 10  # clients of a block in a message, at most
@@ -165,15 +166,22 @@ class Pool:
         else:
             self._settle(slot, actor, future)
 
-    def start(self) -> None:
+    def start(self, say: Callable[[str], None] = unsaid) -> None:
         """Wait until all actors are up; go on with those there are where others have found no room after a while.
 
+        ``say`` is told once if none has come up and nothing has happened for ``QUIET_S`` seconds.
         Raises Unlike where one is not like the driver. One that comes later, for one that died, is given up as if it had died too.
         """
         until = time.monotonic() + self._patience_s
+        told = False
         while not self._enough and (left := until - time.monotonic()) > 0:
-            if not self._wait([], left):
-                break
+            pause = left if told or self._up else min(left, QUIET_S)
+            if not self._wait([], pause):
+                if pause == left:
+                    break
+                told = True
+                say(f"waiting for a Ray actor, {self._patience_s:g} s at most ({_free()})")
+                continue
             up = self._up
             self.event_queue.answer()
             if self._nodes is not None and self._up > up:
@@ -295,7 +303,8 @@ class Pool:
         Raises FedfleetError where none is left.
         """
         slot.deaths += 1
-        self._events.append({"event": "worker_died", "slot": slot.number, "blocks": blocks, "why": why(error)})
+        at = {"node": slot.place.node} if slot.up and slot.place is not None else {}
+        self._events.append({"event": "worker_died", "slot": slot.number, **at, "blocks": blocks, "why": why(error)})
         if slot.deaths < TRIES:
             self.replace(slot)
             return
@@ -335,10 +344,8 @@ class Pool:
         return max(0.0, self._none_up_since + self._patience_s - time.monotonic())
 
     def _none_came(self) -> FedfleetError:
-        free = ray.available_resources()
-        have = ", ".join(f"{free.get(kind, 0.0):g} {kind}s" for kind in ("CPU", "GPU"))
         return FedfleetError(
-            f"executor: no Ray actor could start within {self._patience_s:g} s (free: {have}): lower executor.cpus_per_actor or "
+            f"executor: no Ray actor could start within {self._patience_s:g} s ({_free()}): lower executor.cpus_per_actor or "
             f"executor.gpus_per_actor, or add nodes"
         )
 
@@ -360,6 +367,12 @@ class Pool:
         self.event_queue.close()
         if self._vitals is not None:
             self._vitals.close()
+
+
+def _free() -> str:
+    """Say what room is left for actors."""
+    free = ray.available_resources()
+    return "free: " + ", ".join(f"{free.get(kind, 0.0):g} {kind}s" for kind in ("CPU", "GPU"))
 
 
 def why(error: Exception) -> str:

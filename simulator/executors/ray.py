@@ -13,7 +13,7 @@ import torch
 
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.errors import ClientError, ClientTimeout, FedfleetError
-from fedfleet.simulator.executors.base import Host, How, Job
+from fedfleet.simulator.executors.base import Host, How, Job, unsaid
 from fedfleet.simulator.executors.batch import Batch, Held, Part, Results, Run, failure
 from fedfleet.simulator.executors.cluster import send_whole, share_tensors, start_ray, stop_ray
 from fedfleet.simulator.executors.fingerprint import Fingerprint, of_process
@@ -77,7 +77,7 @@ class RayExecutor:
         """The nodes that have worked."""
         return [] if self._opened is None else self._opened.hosts
 
-    def start(self, setup: Setup) -> None:
+    def start(self, setup: Setup, say: Callable[[str], None] = unsaid) -> None:
         """Put the setup once, and bring the actors up; those of an earlier run go on. Ray is started on loopback, or joined.
 
         Raises FedfleetError naming the node where a worker is not like this process, or has other data.
@@ -95,7 +95,7 @@ class RayExecutor:
                 self._opened = self._new_pool()
             else:
                 self._pool.renew(lambda actor: actor.renew.remote(self._given()))
-        self._pool.start()
+        self._pool.start(say)
 
     def _given(self) -> list[Any]:
         """Return what an actor is given: the setup, and the names of the author's modules that other processes have loaded."""

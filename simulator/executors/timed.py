@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Unpack
@@ -13,7 +13,7 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.task import BlockTask
-from fedfleet.simulator.executors.base import Executor, Host, How, Job, TaskSharding
+from fedfleet.simulator.executors.base import Executor, Host, How, Job, TaskSharding, unsaid
 from fedfleet.simulator.work import Message
 
 
@@ -110,9 +110,9 @@ class TimedExecutor:
         """The executor's."""
         return self._executor.put_s
 
-    def start(self, setup: Setup) -> None:
+    def start(self, setup: Setup, say: Callable[[str], None] = unsaid) -> None:
         """Start the executor."""
-        self._executor.start(setup)
+        self._executor.start(setup, say)
 
     def map(self, job: Job, shared: Message, tasks: Iterable[Any], **how: Unpack[How]) -> Iterator[Any]:
         """Map with the executor, on the clock."""

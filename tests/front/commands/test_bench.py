@@ -122,8 +122,8 @@ class TwoNodes(InnerExecutor):
         (mine,) = super().hosts
         return [mine._replace(address="10.0.0.1"), Host("10.0.0.2", 3, 2 * mine.tasks, mine.busy_s)]
 
-    def start(self, setup):
-        self._executor.start(setup)
+    def start(self, setup, say=print):
+        self._executor.start(setup, say)
 
 
 def test_every_node_has_a_row(monkeypatch, capsys):

@@ -248,8 +248,15 @@ def test_actors_that_die_as_they_start_end_the_run(cluster):
 @pytest.mark.ray
 def test_actors_without_room_are_not_waited_for_for_ever(cluster, monkeypatch):
     monkeypatch.setattr(pool, "PATIENCE_S", 0.5)
-    executor = RayExecutor(2, cpus_per_actor=500)
-    refused(lambda: executor.start(SETUP), "executor: no Ray actor could start within 0.5 s (free: ", FedfleetError)
+    monkeypatch.setattr(pool, "QUIET_S", 0.1)
+    executor, said = RayExecutor(2, cpus_per_actor=500), []
+    refused(
+        lambda: executor.start(SETUP, said.append),
+        "executor: no Ray actor could start within 0.5 s (free: ",
+        FedfleetError,
+    )
+    (told,) = said
+    assert told.startswith("waiting for a Ray actor, 0.5 s at most (free: ")
     executor.close()
 
 
@@ -259,9 +266,8 @@ def test_a_place_where_actors_keep_dying_is_given_up(monkeypatch):
         places.kill(0)
         places.come()
     assert places.made == 4
-    assert places.events == [{"event": "worker_died", "slot": 0, "blocks": 2, "why": KILLED}] * 3 + [
-        {"event": "worker_retired", "slot": 0, "deaths": 3}
-    ]
+    died = {"event": "worker_died", "slot": 0, "node": "here", "blocks": 2, "why": KILLED}
+    assert places.events == [died] * 3 + [{"event": "worker_retired", "slot": 0, "deaths": 3}]
     assert places.pool.idlest() is places.pool.slots[1]
     places.kill(1)
     assert places.pool.idlest() is None  # its replacement is not up yet
