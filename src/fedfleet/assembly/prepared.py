@@ -47,6 +47,7 @@ class Ready(Assembled):
 
     Attributes:
         chosen: whether a rule, not the configuration, says where it runs.
+        of_ray: whether the configuration has an option of Ray's; a resolved one has all of them.
         federation, selection: how clients behave, and whom the server invites.
         participation_advice: lines on what of a correction will rarely do.
         costs: what a client's answer takes.
@@ -54,6 +55,7 @@ class Ready(Assembled):
     """
 
     chosen: bool
+    of_ray: bool
     federation: Federation
     selection: Selection
     participation_advice: list[str]
@@ -69,6 +71,7 @@ def ready(x: Assembled) -> Ready:
     made = Ready(
         **so_far(x, config=config),
         chosen=x.config.executor.kind == "auto",
+        of_ray=x.config.executor.of_ray,
         federation=behaviour,
         selection=selection(config, x.problem),
         participation_advice=advice,

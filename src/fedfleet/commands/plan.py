@@ -189,7 +189,8 @@ def _nodes(e: Executor, address: str, invite: int) -> Iterator[str]:
     actors = result.spread(wanted)
     total, blocks = sum(actors.values()), -(-invite // int(e.block_size))
     waiting = f", {wanted - total} wait for nodes to join" if wanted > total else ""
-    yield f"room for {result.total} actors, {total} come up at once{waiting}"
+    none = "" if total else ": a run waits twenty minutes for a node that has room, then fails"
+    yield f"room for {result.total} actors, {total} come up at once{waiting}{none}"
     for node, room in sorted(result.room.items(), key=lambda item: result.address[item[0]]):
         told = f"{result.address[node]}: room for {room}"
         if node in result.leaving:

@@ -117,7 +117,7 @@ class Runner:
             self.scorer = self.x.prepare(self.told.say)
             setup = self.x.setup()
             setup.gpu.take(setup.device)  # the server's own work
-            executor.start(setup)
+            executor.start(setup, self.told.say)
             if self.x.config.executor.capture == "compiled":
                 self.folder.log([{"round": self.at.index, "event": "compiled", "bit_exact": False}])
             if not setup.gpu.deterministic:
@@ -419,7 +419,7 @@ def where(x: Prepared) -> str:
     if not x.chosen:
         return result
     if e.kind == "ray":
-        if e.of_ray:
+        if x.of_ray:
             return f"{result}, as options of Ray are given"
         if x.config.faults.client_timeout_s is not None:
             return f"{result}, as faults.client_timeout_s needs them"

@@ -179,6 +179,23 @@ def test_plan_says_what_would_go_to_which_node(command, tiny, monkeypatch, actor
     assert f" {first} {of_nodes} 10.0.0.3: room for 4, which leaves " in said
 
 
+def test_plan_says_that_no_node_has_room(command: Command, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "visit", lambda *of: nodes.Nodes({"a": 0}, {"a": "10.0.0.1"}, frozenset()))
+    status, out, _ = command("plan", tiny, "executor.kind=ray", "executor.address=10.0.0.1:6379")
+    said = " ".join(line.split("│")[2].strip() for line in out.splitlines() if line.count("│") == 3)
+    assert (status, "0 come up at once: a run waits twenty minutes" in said) == (0, True)
+
+
+@pytest.mark.parametrize(("given", "reason"), [
+    ((), ", as it is no small job"),
+    (("executor.cpus_per_actor=1",), ", as options of Ray are given"),
+])  # fmt: skip
+def test_plan_says_why_a_run_is_on_ray(command: Command, tiny: Path, given: tuple[str, ...], reason: str) -> None:
+    status, out, _ = command("plan", tiny, "executor.kind=auto", "rounds=1_000_000", *given)
+    said = " ".join(line.split("│")[2].strip() for line in out.splitlines() if line.count("│") == 3)
+    assert (status, reason in said) == (0, True)
+
+
 def test_plan_shows_each_label_once_and_writes_nothing(command: Command, tiny: Path) -> None:
     status, out, _ = command("plan", tiny, "seeds=[1, 2]", "compare={one: {}, two: {algorithm: fedprox}}")
     assert status == 0
