@@ -38,6 +38,12 @@ FREE = ("label", "rounds", "until", "max_seconds", "stop_if_diverged", "patience
 SENDS = ("mlflow", "wandb")  # trackers that tell other machines
 MADE = ("task.own.", "algorithm.own.", "population.dataset.own.")
 """What is said of parts that were made in Python, which no configuration can name."""
+INSTEAD = {
+    "executor.address": "executor.address=HOST:PORT of a cluster of yours, or null",
+    "track": "track=[]",
+    "callbacks": "callbacks=[]",
+}
+"""Keys that a resume may change, and how to do without what they name."""
 PLACES = ("uri", "dir")  # options of trackers that name a place outside the run folder
 
 
@@ -95,9 +101,12 @@ def check(path: Path, overrides: Iterable[str] = (), *, trust: bool, section: st
         return
     key, value = next(iter(result.items()))
     more = f" and {len(result) - 1} more" if len(result) > 1 else ""
+    instead = next(
+        (f"; or override it: {text}" for name, text in INSTEAD.items() if f"{key}.".startswith(f"{name}.")), ""
+    )
     raise ConfigError(
         f"{path}: {key}={show(value)}{more} would be called or reached, and no run of yours on this machine wrote that: look at "
-        f"it, then give --trust (in Python trust=True)"
+        f"it, then give --trust (in Python trust=True){instead}"
     )
 
 

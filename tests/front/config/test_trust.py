@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import fedfleet
 from fedfleet.config import trust
 from fedfleet.config.trust import check, dumped, key_file, outside
+from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.named import found
 from tests.refusals import all_refused, refused
 
@@ -45,6 +46,21 @@ def test_what_lies_outside(subtests):
     for config, told in rows:
         with subtests.test(f"{config}"):
             assert outside(config) == told
+
+
+def test_what_a_resume_may_change_is_said_how(tmp_path, subtests):
+    rows: list[tuple[dict[str, Any], str]] = [
+        ({"executor": {"address": "10.0.0.1:6379"}}, "executor.address=HOST:PORT of a cluster of yours, or null"),
+        ({"track": "wandb"}, "track=[]"),
+        ({"callbacks": [{"name": "stops:Rising"}]}, "callbacks=[]"),
+        ({"algorithm": "mine:alg"}, "trust=True)"),
+    ]
+    for config, end in rows:
+        with subtests.test(f"{config}"):
+            path = written(tmp_path, yaml.safe_dump(config))
+            with pytest.raises(ConfigError) as e:
+                check(path, trust=False)
+            assert str(e.value).endswith(end)
 
 
 OWN: dict[str, Any] = {"rounds": 3, "task": {"name": "module", "model": "net:Net", "arguments": {"width": 3}}}
