@@ -23,7 +23,7 @@ from fedfleet.config.reading import override, read
 from fedfleet.config.schema import Config
 from fedfleet.experiments import campaign, sweep
 from fedfleet.experiments.experiment import Experiment
-from fedfleet.experiments.progress import Progress
+from fedfleet.experiments.progress import Progress, time_left
 from fedfleet.experiments.resume import asked_for
 from fedfleet.experiments.runfolder import check_free, claim
 from fedfleet.experiments.same_run import WHERE, differences, leaves, without
@@ -283,7 +283,7 @@ class _Pace:
         done = self.total - self.waiting + self.done
         failed = f" | {self.failed} failed" if self.failed else ""
         what = f"{trial.place}: {error or 'done'}"
-        self.progress.say(f"trial {done}/{self.total}{failed} | left {left:,.0f} s | {what}")
+        self.progress.say(f"trial {done}/{self.total}{failed} | left {time_left(left)} | {what}")
 
 
 def _keys(trial: Trial) -> dict[str, Any]:

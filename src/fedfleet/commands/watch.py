@@ -15,6 +15,7 @@ from rich.text import Text
 
 from fedfleet.config.schema import load
 from fedfleet.experiments import campaign, sweep
+from fedfleet.experiments.progress import time_left
 from fedfleet.experiments.runfolder import EVENTS
 from fedfleet.experiments.status import status_of
 from fedfleet.files.documents import is_there, json_lines, json_of
@@ -168,7 +169,7 @@ def _progress(status: Mapping[str, Any], rounds: int) -> str:
 
 def _left(status: Mapping[str, Any]) -> str:
     pace = status.get("rounds_per_second")
-    return f"{(status['rounds'] - status['done']) / pace:,.0f} s" if pace and status["state"] == "running" else ""
+    return time_left((status["rounds"] - status["done"]) / pace) if pace and status["state"] == "running" else ""
 
 
 def _metrics(status: Mapping[str, Any]) -> Table:

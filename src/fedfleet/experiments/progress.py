@@ -115,7 +115,7 @@ class Progress(Callback):
         when = "" if self._measured == done else f" after {self._measured}"
         first, both = (f"{_told(self._metrics, count)}{when}" for count in (1, 2))
         place, heard = f"round {done}/{self._rounds}", _completed(phases)
-        rate, left = _rate(here / spent), f"left {_time(spent / here * (self._rounds - done))}"
+        rate, left = _rate(here / spent), f"left {time_left(spent / here * (self._rounds - done))}"
         forms = [[place, both, heard, rate, left], [place, both, heard, left], [place, first, heard, left]]
         lines = [" | ".join(part for part in form if part) for form in forms]
         return next((line for line in lines if len(line) <= width), lines[-1][: width - 1] + "…")
@@ -158,8 +158,8 @@ def _rate(rounds_per_s: float) -> str:
     return f"{rounds_per_s:,.1f} rounds/s" if rounds_per_s >= 1 else f"{1 / rounds_per_s:,.1f} s/round"
 
 
-def _time(seconds: float) -> str:
-    """Write a length of time in two figures: "42 s", "3 min", "5 h"."""
+def time_left(seconds: float) -> str:
+    """Write how long something is yet to take, roughly: "42 s", "3 min", "5 h"."""
     if seconds < 2 * MINUTE:
         return f"{seconds:.0f} s"
     return f"{seconds / MINUTE:.0f} min" if seconds < 2 * HOUR else f"{seconds / HOUR:,.0f} h"
