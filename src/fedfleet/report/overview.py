@@ -149,6 +149,11 @@ def _among(run: Run) -> str:
     return f", held by {clients:,} clients{dealt}" if isinstance(clients, int) else ""
 
 
+def _each(value: float) -> str:
+    """Write a mean in three digits, or as a whole number: 12.5, 1,000."""
+    return f"{value:.3g}" if value < 100 else whole(value)
+
+
 def _heard(run: Run) -> Iterator[str]:
     asked, heard = run.total("invited"), run.total("completed")
     if not asked or heard is None:
@@ -157,7 +162,7 @@ def _heard(run: Run) -> Iterator[str]:
     if counts := completed_counts(run):
         ever = f"; {len(counts[0]):,} of {counts[1]:,} clients completed at least one round"
     rounds = run.rounds_done
-    often = f" in {count(rounds, 'round')}, {asked / rounds:.3g} a round" if rounds else ""
+    often = f" in {count(rounds, 'round')}, {_each(asked / rounds)} a round" if rounds else ""
     yield f"Of {whole(asked)} invitations{often}, {share(heard / asked)} were answered in time ({whole(heard)}){ever}."
 
 
