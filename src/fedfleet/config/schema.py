@@ -144,7 +144,7 @@ class Config(Options):
     until: str | None = None
     """Stop once a metric is reached, such as ``eval/auc=0.95``."""
     max_seconds: float | None = Field(default=None, gt=0)
-    """Stop after this many seconds."""
+    """Stop after this many seconds, those before a resume included."""
     stop_if_diverged: Literal["not_finite"] | Annotated[float, Field(gt=0)] | None = None
     """Stop after a round whose training loss or model is not finite; a number: or whose training loss is above it. Under
     ``faults.non_finite: fail`` a client that sends a value that is not finite ends the run before that, as failed."""
