@@ -144,3 +144,9 @@ def test_metrics_of_which_less_is_better_and_curves_that_are_thinned():
     assert (found["curve"][0], found["curve"][-1]) == ([0, 50], [199, 149])
     assert described(0, None, {}, [(0, {})])["curve"] == []
     assert watching.sparkline([1, 1]) == "1 ▁▁ 1"
+
+
+def test_the_time_left_is_in_a_unit_that_can_be_read() -> None:
+    status = {"state": "running", "rounds_per_second": 0.5, "done": 0}
+    rounds = {20: "40 s", 1_000: "33 min", 20_000: "11 h"}
+    assert {n: watching._left({**status, "rounds": n}) for n in rounds} == rounds

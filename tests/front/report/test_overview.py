@@ -57,6 +57,14 @@ def test_a_run_in_words(tmp_path: Path) -> None:
     ]
 
 
+def test_thousands_of_invitations_a_round_are_whole_numbers(tmp_path: Path) -> None:
+    table = rounds_table(4)
+    table["invited"] = 1234
+    assert (
+        "Of 4,936 invitations in 4 rounds, 1,234 a round, " in overview.of_run(run(tmp_path / "run", rounds=table))[0]
+    )
+
+
 def test_it_is_said_which_variance_intervals_hold(tmp_path: Path) -> None:
     def held(of: Any, dealt: bool = True, **changes: Any) -> str:
         population = {**CONFIG["population"], "partition_seed": of}

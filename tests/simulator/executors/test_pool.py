@@ -19,6 +19,7 @@ from fedfleet.simulator.block.task import BlockTask
 from fedfleet.simulator.errors import ClientTimeout, FedfleetError
 from fedfleet.simulator.executors import pool
 from fedfleet.simulator.executors.local import LocalExecutor
+from fedfleet.simulator.executors.nodes import Nodes
 from fedfleet.simulator.executors.pool import describe, why
 from fedfleet.simulator.executors.ray import RayExecutor
 from fedfleet.simulator.work import Message
@@ -248,16 +249,24 @@ def test_actors_that_die_as_they_start_end_the_run(cluster):
 @pytest.mark.ray
 def test_actors_without_room_are_not_waited_for_for_ever(cluster, monkeypatch):
     monkeypatch.setattr(pool, "PATIENCE_S", 0.5)
-    monkeypatch.setattr(pool, "QUIET_S", 0.1)
-    executor, said = RayExecutor(2, cpus_per_actor=500), []
+    executor = RayExecutor(2, cpus_per_actor=500)
+    refused(lambda: executor.start(SETUP), "executor: no Ray actor could start within 0.5 s (free: ", FedfleetError)
+    executor.close()
+
+
+def test_who_waits_for_an_actor_is_told_once(monkeypatch):
+    monkeypatch.setattr(pool, "CLUSTER_PATIENCE_S", 0.2)
+    monkeypatch.setattr(pool, "QUIET_S", 0.05)
+    monkeypatch.setattr(pool.ray, "available_resources", lambda: {"CPU": 2.0})
+    nodes = Nodes({"a": 0}, {"a": "10.0.0.1"}, frozenset())
+    places, said = Places(1, monkeypatch, nodes, next=None), []
+    free = "(free: 2 CPUs, 0 GPUs)"
     refused(
-        lambda: executor.start(SETUP, said.append),
-        "executor: no Ray actor could start within 0.5 s (free: ",
+        lambda: places.pool.start(said.append),
+        f"executor: no Ray actor could start within 0.2 s {free}",
         FedfleetError,
     )
-    (told,) = said
-    assert told.startswith("waiting for a Ray actor, 0.5 s at most (free: ")
-    executor.close()
+    assert said == [f"waiting for a Ray actor, 0.2 s at most {free}"]
 
 
 def test_a_place_where_actors_keep_dying_is_given_up(monkeypatch):
