@@ -47,7 +47,7 @@ PATIENCE_S, CLUSTER_PATIENCE_S = (
     300.0,
     1200.0,
 )  # how long to wait for an actor where there is none at all; a node may take minutes
-QUIET_S = 20.0  # until somebody is told that an actor is waited for
+QUIET_S = 60.0  # until somebody is told that an actor is waited for
 GRACE_S = 30.0  # how long to wait for another one, on a cluster whose nodes have other things to do
 FIX = "if memory ran out, lower executor.actors or executor.block_size"
 NAMED = 10  # clients of a block in a message, at most
