@@ -11,7 +11,7 @@ import os
 import platform
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
@@ -32,9 +32,11 @@ DATA = "data"
 """What a worker has under this name is compared whatever else may differ: other data are another run."""
 FIX = "copy the driver's there, or give a path that all nodes share"
 SHORT = 12  # digits of a digest
-MODULE, CODE = "module ", (".py", ".pyc")
+MODULE, LIBRARY = "module ", "library "
 INSTALLED = {"site-packages", "dist-packages"}
 ELSEWHERE = ("fedfleet", "torch", "__main__", "__mp_main__")  # told in other ways; torch writes modules as it compiles
+COMPILED = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+"""Variables that name folders of what torch compiles: its sources are compared, and each node has its own compiler."""
 
 
 class Place(NamedTuple):
@@ -94,43 +96,71 @@ _first_seen: dict[str, tuple[object, str]] = {}
 def of_modules() -> dict[str, str]:
     """Return a digest of each module that is loaded and neither installed nor fedfleet's: code of authors, a copy on each node.
 
-    A file that is edited while a process runs is not what that process has loaded, so the first digest stays.
+    They may be Python's, compiled, or in an archive; libraries that ``torch.ops.load_library`` has loaded are told, too. A file
+    that is edited while a process runs is not what that process has loaded, so the first digest stays.
     """
     result = {}
     for name, module in sorted(sys.modules.items()):
         file, spec = getattr(module, "__file__", None), getattr(module, "__spec__", None)
-        if isinstance(file, str) and file.endswith(CODE) and name.partition(".")[0] not in ELSEWHERE:
-            with suppress(OSError):
-                if _is_authors(file):
-                    seen = _first_seen.get(name)
-                    if seen is None or seen[0] is not spec:
-                        _first_seen[name] = seen = (spec, _digest(file))
-                    result[f"{MODULE}{name}"] = seen[1]
+        if isinstance(file, str) and name.partition(".")[0] not in ELSEWHERE:
+            _add(result, f"{MODULE}{name}", file, spec)
+    for file in sorted(torch.ops.loaded_libraries):
+        _add(result, f"{LIBRARY}{Path(file).name}", file)
     return result
+
+
+def _add(result: dict[str, str], name: str, file: str, spec: object = None) -> None:
+    """Add the digest of a file of an author's, as it was first looked at."""
+    with suppress(OSError):
+        if _is_authors(file):
+            seen = _first_seen.get(name)
+            if seen is None or seen[0] is not spec:
+                _first_seen[name] = seen = (spec, _digest(file, getattr(spec, "loader", None)))
+            result[name] = seen[1]
 
 
 @cache
 def _is_authors(file: str) -> bool:
-    """Say whether a file is neither installed nor Python's."""
+    """Say whether a file is neither installed, nor Python's, nor what torch has compiled."""
     path = Path(file).resolve()
-    return not (INSTALLED & {*path.parts} or _installed() & {*path.parents})
+    return not (INSTALLED & {*path.parts} or (_installed() | _compiled()) & {*path.parents})
+
+
+def _compiled() -> frozenset[Path]:
+    """Return the folders that torch has for what it compiles. It sets these variables before it loads anything from there."""
+    return frozenset(Path(folder).resolve() for name in COMPILED if (folder := os.environ.get(name)))
 
 
 @cache
 def _installed() -> frozenset[Path]:
     """Return Python's folders, and those into which pip has installed something (``pip install --target``)."""
     targets = [Path(path) for path in sys.path if path and any(Path(path).glob("*.dist-info"))]
-    return frozenset(path.resolve() for path in (*map(Path, sysconfig.get_paths().values()), *targets))
+    of_python = (
+        *sysconfig.get_paths().values(),
+        sysconfig.get_config_var("DESTSHARED"),
+    )  # the last has what is compiled
+    return frozenset(Path(path).resolve() for path in (*of_python, *targets) if path)
 
 
-def _digest(file: str) -> str:
-    told = Path(file).stat()
+def _digest(file: str, loader: object = None) -> str:
+    """Return the digest of a module's file; one in an archive its ``loader`` reads. Raises OSError."""
+    try:
+        told = Path(file).stat()
+    except OSError:
+        read: Callable[[str], bytes] | None = getattr(loader, "get_data", None)
+        if read is None:
+            raise
+        return _short(read(file))
     return _digest_of(file, told.st_mtime_ns, told.st_size)
 
 
 @lru_cache(1 << 12)
 def _digest_of(file: str, mtime_ns: int, size: int) -> str:
-    return f"sha256 {hashlib.sha256(Path(file).read_bytes()).hexdigest()[:SHORT]}"
+    return _short(Path(file).read_bytes())
+
+
+def _short(content: bytes) -> str:
+    return f"sha256 {hashlib.sha256(content).hexdigest()[:SHORT]}"
 
 
 def to_load(names: Iterable[str]) -> dict[str, str]:
@@ -144,7 +174,7 @@ def on_path(name: str) -> str | None:
     """Return the digest of the module that this process would load by a name, which it does not load; None where there is none."""
     result = _spec(name)
     with suppress(OSError):
-        return _digest(result.origin) if result is not None and result.origin is not None else None
+        return _digest(result.origin, result.loader) if result is not None and result.origin is not None else None
     return None
 
 
@@ -163,14 +193,15 @@ class LoadedModules:
     """The author's modules that this process has loaded, of which each is told once."""
 
     def __init__(self) -> None:
-        self._count = 0
+        self._count = (0, 0)
         self._told: dict[str, str] = {}
 
     def new(self) -> dict[str, str]:
         """Return the digests of those that were loaded since the last call; where none was, that costs next to nothing."""
-        if len(sys.modules) == self._count:
+        count = (len(sys.modules), len(torch.ops.loaded_libraries))
+        if count == self._count:
             return {}
-        self._count = len(sys.modules)
+        self._count = count
         result = {name: digest for name, digest in of_modules().items() if self._told.get(name) != digest}
         self._told |= result
         return result
@@ -195,6 +226,8 @@ class Fingerprint:
         self._wanted, self._events, self._allow = dict(mine), events, allow
         self._said: set[tuple[str, str]] = set()  # nodes, and in what they differ
         self._loaded = LoadedModules()
+        self._tellers: dict[str, Place] = {}  # the first node that has told each
+        self._late: list[Place] = []
 
     def modules(self) -> list[str]:
         """Return the names of the author's modules that any process has loaded so far."""
@@ -202,8 +235,17 @@ class Fingerprint:
         return [name for name in self._wanted if name.startswith(MODULE)]
 
     def _note(self) -> None:
-        """Take note of modules that the driver has loaded since."""
-        self._wanted = {**self._loaded.new(), **self._wanted}
+        """Take note of modules that the driver has loaded since, and of nodes that had told others by those names."""
+        for name, here in self._loaded.new().items():
+            self._wanted[name] = here
+            told = self._tellers.get(name)
+            if told is not None and told.has[name] != here:
+                self._late.append(told)
+
+    def late_fault(self) -> str | None:
+        """Return in one line why what the driver has loaded is not what workers had loaded before; None where it is."""
+        self._note()
+        return next((fault for place in self._late if (fault := self._compared(place)) is not None), None)
 
     def fault(self, place: Place) -> str | None:
         """Return in one line why a worker is not taken; None where it is."""
@@ -212,6 +254,11 @@ class Fingerprint:
         for name in lacking:
             if name not in self._wanted and name.startswith(MODULE) and (here := on_path(name.removeprefix(MODULE))):
                 self._wanted[name] = here
+        for name, there in place.has.items():
+            self._tellers.setdefault(name, Place(place.node, {name: there}))
+        return self._compared(place)
+
+    def _compared(self, place: Place) -> str | None:
         differs = {k: v for k, v in place.has.items() if self._wanted.setdefault(k, v) != v}
         data = differs.pop(DATA, None)
         if differs and not self._allow:

@@ -7,13 +7,21 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedfleet.simulator.executors.base import TaskSharding
 from fedfleet.simulator.executors.batch import Batch, Held
 from fedfleet.simulator.executors.cluster import OnNode, ray, share_tensors
+from fedfleet.simulator.executors.fingerprint import LoadedModules, Place
 from fedfleet.simulator.executors.pool import LOST
 from fedfleet.simulator.executors.worker import prepare
+
+
+class Joined(NamedTuple):
+    """What was joined, and the node on which, with the author's modules that were loaded for it."""
+
+    result: Any
+    place: Place
 
 
 class NodeReducer:
@@ -22,26 +30,36 @@ class NodeReducer:
     def __init__(self) -> None:
         share_tensors()
         prepare(threads=1)
+        self._node: str = ray.util.get_node_ip_address()  # pyright: ignore[reportAttributeAccessIssue]
+        self.renew()
 
-    def join(self, sharding: TaskSharding, parts: Sequence[Any], *results: Any) -> Any:
+    def renew(self) -> None:
+        """Tell another run of all modules again."""
+        self._loaded = LoadedModules()
+
+    def join(self, sharding: TaskSharding, parts: Sequence[Any], *results: Any) -> Joined:
         """Return the result of a task from those of its parts; such as lie on other nodes Ray brings here."""
-        return sharding.join(parts, results)
+        result = sharding.join(parts, results)
+        return Joined(result, Place(self._node, self._loaded.new()))
 
 
 class NodeReducers:
     """Node reducers, one a node that needs one, and what they have to do. ``when`` is that of an event queue.
 
-    ``lost(batch, number, error)`` is called where what was to be joined is gone, or who was to do it; ``here()`` is this node.
+    ``lost(batch, number, error)`` is called where what was to be joined is gone, or who was to do it. ``check(place)`` is told what
+    modules a node has loaded for it. ``here()`` is this node.
     """
 
     def __init__(
         self,
         when: Callable[[Any, Callable[[Future[Any]], None]], None],
         lost: Callable[[Batch, int, Exception], None],
+        check: Callable[[Place], None],
         create: Callable[[str], Any] | None = None,
         here: Callable[[], str] | None = None,
     ):
-        self._when, self._lost, self._create, self._here = when, lost, create or _joiner, here or _this_node
+        self._when, self._lost, self._check = when, lost, check
+        self._create, self._here = create or _joiner, here or _this_node
         self._joiners: dict[str, Any] = {}
         self._under_way: dict[tuple[int, int], tuple[Batch, str]] = {}  # by batch and task: on which node
 
@@ -74,12 +92,20 @@ class NodeReducers:
             return
         del self._under_way[id(batch), number]
         try:
-            batch.done[number] = future.result()
+            joined: Joined = future.result()
         except LOST as e:
             self._let_go(node)
             self._lost(batch, number, e)
         except Exception as e:
             batch.done[number] = e
+        else:
+            batch.done[number] = joined.result
+            self._check(joined.place)
+
+    def renew(self) -> None:
+        """Have what is loaded told to another run."""
+        for joiner in self._joiners.values():
+            joiner.renew.remote()
 
     def gone(self, nodes: Iterable[str]) -> None:
         """Give up what nodes have to do that do not answer: it runs again."""

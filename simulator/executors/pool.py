@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -278,9 +278,9 @@ class Pool:
             slot.used.add(task.phase)
         self.rest(slot)
 
-    def check_modules(self, slot: Slot, modules: Mapping[str, str]) -> None:
-        """Compare modules that client code has just loaded on an actor. Raises Unlike where other processes have others."""
-        if modules and slot.place is not None and (fault := self._fault(slot.place._replace(has=modules))) is not None:
+    def check(self, place: Place) -> None:
+        """Compare what a process of a node has just loaded. Raises Unlike where other processes have other modules."""
+        if place.has and (fault := self._fault(place)) is not None:
             raise Unlike(fault)
 
     @property

@@ -21,7 +21,7 @@ from fedfleet.simulator.executors.heartbeats import Heartbeats
 from fedfleet.simulator.executors.messages import Messages
 from fedfleet.simulator.executors.node_reducer import NodeReducers
 from fedfleet.simulator.executors.nodes import Need, Nodes, Watch, look
-from fedfleet.simulator.executors.pool import DIED, FIX, LOST, NO_ROOM, TRIES, Frozen, Pool, Slot, describe, why
+from fedfleet.simulator.executors.pool import DIED, FIX, LOST, NO_ROOM, TRIES, Frozen, Pool, Slot, Unlike, describe, why
 from fedfleet.simulator.executors.pool_spec import PoolSpec
 from fedfleet.simulator.executors.store import full, put
 from fedfleet.simulator.executors.vital import Vitals
@@ -59,7 +59,8 @@ class RayExecutor:
         self._watch: Watch | None = None
         self._setup: Any = None  # in the object store
         self._batches, self._running = list[Batch](), dict[int, Run]()  # by the order of dispatch
-        self._joins = NodeReducers(lambda *given: self._pool.event_queue.when(*given), self._not_joined)
+        when = lambda *given: self._pool.event_queue.when(*given)  # noqa: E731
+        self._joins = NodeReducers(when, self._not_joined, lambda place: self._pool.check(place))
         self._messages, self._order, self._started_ray = Messages(), count(), False
 
     @property
@@ -95,6 +96,7 @@ class RayExecutor:
                 self._opened = self._new_pool()
             else:
                 self._pool.renew(lambda actor: actor.renew.remote(self._given()))
+                self._joins.renew()
         self._pool.start(say)
 
     def _given(self) -> list[Any]:
@@ -130,8 +132,10 @@ class RayExecutor:
         """Put the shared trees once for all workers and start; yield results in task order.
 
         Tasks in the background run where no others wait. Raises ClientError, ClientTimeout, and FedfleetError where a task kills
-        every actor, or none is left.
+        every actor, none is left, or the driver has loaded another module than workers had.
         """
+        if (fault := self._likeness.late_fault()) is not None:
+            raise Unlike(fault)
         batch = Batch(job, shared, tasks, **how)
         if batch.kind is not None:
             self._pool.begin(batch.kind)
@@ -305,7 +309,8 @@ class RayExecutor:
             self._took(run, ClientError(fault) if fault is not None else run.held or result)
             if current:
                 self._pool.took(run.slot, run.part.task, seconds)
-            self._pool.check_modules(run.slot, modules)
+            if run.slot.place is not None:
+                self._pool.check(run.slot.place._replace(has=modules))
 
     def _took(self, run: Run, result: Any) -> None:
         """Take what came of a part; once all parts of its task are there, they are joined."""

@@ -2,9 +2,16 @@
 
 import importlib
 import json
+import py_compile
 import sys
+import sysconfig
+import zipfile
 from concurrent.futures import Future
+from contextlib import contextmanager
+from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import version
+from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,12 +30,23 @@ from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.executors import actor, fingerprint, pool, pool_spec
 from fedfleet.simulator.executors import ray as executor
 from fedfleet.simulator.executors.actor import ClientActor, Ready
-from fedfleet.simulator.executors.fingerprint import DATA, Fingerprint, Place, of_modules, of_process, on_path, source
+from fedfleet.simulator.executors.fingerprint import (
+    DATA,
+    Fingerprint,
+    LoadedModules,
+    Place,
+    of_modules,
+    of_process,
+    on_path,
+    source,
+)
 from fedfleet.simulator.executors.pool import Pool, Unlike
 from fedfleet.simulator.executors.ray import RayExecutor
 from fedfleet.simulator.held_out import HeldOut
 from fedfleet.simulator.population import InMemoryPopulation
+from fedfleet.simulator.work import Message
 from tests.refusals import refused
+from tests.simulator.executors.threads import reducer, threaded
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import tests
 
@@ -153,6 +171,108 @@ def test_a_module_that_client_code_imports_as_it_is_called_is_told_once(tmp_path
     one._take([on_disk(disk(tmp_path))])
     told = [set(one.run(job, None, name).modules) for name in (LAZY, LAZY, f"{LAZY}s.inner", "json")]
     assert told == [{f"module {LAZY}"}, set(), {f"module {LAZY}s", f"module {LAZY}s.inner"}, set()]
+
+
+COMPILED = "xxlimited"  # which Python is built with as an example, and nothing loads
+KINDS = (LAZY, f"{LAZY}s.inner", f"{LAZY}_bare.inner", f"{LAZY}_pyc", f"{LAZY}_zip", COMPILED, "library")
+
+
+def written(folder, width):
+    """Write code of every kind that Python loads: a file, in a package, in a mere folder, bytecode, in an archive, compiled."""
+    text = f"WIDTH = {width}\n"
+    for name in (f"{LAZY}.py", f"{LAZY}s/__init__.py", f"{LAZY}s/inner.py", f"{LAZY}_bare/inner.py", "source.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    py_compile.compile(str(folder / "source.py"), str(folder / f"{LAZY}_pyc.pyc"), "source.py", invalidation_mode=mode)
+    with zipfile.ZipFile(folder / "archive.zip", "w") as archive:
+        archive.writestr(f"{LAZY}_zip.py", text)
+    name = f"{COMPILED}{EXTENSION_SUFFIXES[0]}"
+    found = Path(sysconfig.get_config_var("DESTSHARED") or ".") / name
+    for copy in (name, "library.so") if found.exists() else ():
+        (folder / copy).write_bytes(found.read_bytes() + bytes(width))  # which loads all the same
+    return folder
+
+
+@contextmanager
+def in_place_of(folder):
+    """Have Python look into a folder first, as on a node where others are; forget what was loaded from there."""
+    before, libraries = sys.path[:], {*torch.ops.loaded_libraries}
+    sys.path[:0] = [str(folder), str(folder / "archive.zip")]
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+        torch.ops.loaded_libraries &= libraries
+        for name in [n for n in sys.modules if n.partition(".")[0].startswith((LAZY, COMPILED))]:
+            del sys.modules[name]
+        fingerprint._first_seen.pop("library library.so", None)
+
+
+def load(name):
+    """Do as an author's code does that needs some other only once it is called."""
+    if name == "library":
+        torch.ops.load_library(Path(sys.path[0]) / "library.so")
+    else:
+        importlib.import_module(name)
+
+
+class Loading:
+    """How a task is shared that loads something as its parts are joined."""
+
+    def join(self, parts, results):
+        load(*parts)
+
+
+def by_an_actor(name):
+    one = object.__new__(ClientActor)
+    one._setup, one._loaded = None, LoadedModules()
+    one._loaded.new()
+    return one.run(lambda setup, shared, task: load(task), None, name).modules
+
+
+def by_a_reducer(name):
+    return reducer().join(Loading(), [name]).place.has
+
+
+@pytest.mark.parametrize("place", [by_an_actor, by_a_reducer])
+def test_code_of_any_kind_that_any_place_loads_late_is_compared(tmp_path, subtests, place):
+    folders = {at: written(tmp_path / at, 3 + (at == "other")) for at in ("driver", "same", "other")}
+    for name, at in product(KINDS, ("same", "other")):
+        if name in (COMPILED, "library") and not (folders[at] / "library.so").exists():
+            continue  # this Python has all of its own built in
+        with subtests.test(name, at=at):
+            with in_place_of(folders[at]):
+                told = place(name)
+            mine = Fingerprint(MINE, [], allow=False)
+            with in_place_of(folders["driver"]):
+                if name == "library":  # which no path tells of
+                    load(name)
+                fault = mine.fault(Place("10.0.0.3", told))
+            key = "library library.so" if name == "library" else f"module {name}"
+            assert key in told
+            if at == "same":
+                assert fault is None
+            else:
+                assert str(fault).startswith("executor: node 10.0.0.3 is not like the driver's (")
+                assert f"{key}: {told[key]}, here sha256 " in str(fault)
+
+
+def test_what_the_driver_loads_after_workers_did_is_compared_with_theirs(lazy, monkeypatch):
+    with threaded(1, monkeypatch) as executor:
+        mine = executor._likeness
+        assert mine.fault(Place("10.0.0.3", {f"module {LAZY}": str(before := on_path(LAZY))})) is None
+        assert list(executor.map(lambda *given: given[2], Message(), ["a"])) == ["a"]
+        lazy.write_text("WIDTH = 4  # edited meanwhile\n")
+        importlib.import_module(LAZY)
+        with pytest.raises(Unlike, match=r"node 10\.0\.0\.3 is not like the driver's") as told:
+            executor.map(lambda *given: given[2], Message(), ["a"])
+        assert f"(module {LAZY}: {before}, here {on_path(LAZY)})" in str(told.value)
+
+
+def test_what_torch_compiles_is_nobodys_code(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    assert not fingerprint._is_authors(str(tmp_path / "ab" / f"kernel{EXTENSION_SUFFIXES[0]}"))
 
 
 def test_what_no_process_of_the_drivers_has_loaded_is_compared_with_its_file(lazy):
@@ -384,6 +504,47 @@ def test_a_module_that_is_another_on_a_node_is_seen_though_it_comes_late(tmp_pat
     assert x.run(out).summary["bit_exact"] is False
     (event,) = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     assert event["differs"] == {f"module {LAZY}": [on_path(LAZY), "sha256 other"]}
+
+
+class Whole:
+    """How the two halves of a task are shared, which needs a module, that of another node, as they are joined."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def split(self, task):
+        return [*task]
+
+    def bare(self, part):
+        return part
+
+    def join(self, parts, results):
+        sys.path.insert(0, self.folder)
+        return "".join(results) + str(importlib.import_module(LAZY).WIDTH)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_module_that_is_another_where_answers_are_reduced_is_seen_in_every_run(tmp_path, cluster, monkeypatch, lazy):
+    monkeypatch.setattr(pool, "offered", lambda slabs: None)  # as on another machine
+    (tmp_path / "elsewhere").mkdir()
+    setup, words = on_disk(disk(tmp_path)), ["ab"]
+    for text, wanted in ((HELPER, ["ab3"]), ("WIDTH = 4\n", None)):
+        (tmp_path / "elsewhere" / f"{LAZY}.py").write_text(text)
+        executor = RayExecutor(1, cpus_per_actor=0.1)
+        try:
+            for _ in range(2):  # another run is told again
+                executor.start(setup)
+                joined = executor.map(
+                    lambda *given: given[2], Message(), words, sharding=Whole(str(tmp_path / "elsewhere"))
+                )
+                if wanted is not None:
+                    assert list(joined) == wanted
+                    continue
+                with pytest.raises(Unlike, match=f"module {LAZY}: sha256 "):
+                    list(joined)
+        finally:
+            executor.close()
 
 
 @pytest.mark.ray

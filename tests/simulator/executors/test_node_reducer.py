@@ -10,9 +10,10 @@ import ray
 from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.executors import node_reducer, pool
 from fedfleet.simulator.executors.batch import AHEAD, Batch, Held
-from fedfleet.simulator.executors.node_reducer import NodeReducer, NodeReducers
+from fedfleet.simulator.executors.fingerprint import Place
+from fedfleet.simulator.executors.node_reducer import NodeReducers
 from fedfleet.simulator.work import Message
-from tests.simulator.executors.threads import joining, threaded
+from tests.simulator.executors.threads import joining, reducer, threaded
 
 
 class Letters:
@@ -81,15 +82,15 @@ class World:
 
     def __init__(self, monkeypatch):
         self.calls: list[tuple[str, Any, Future[Any]]] = []
-        self.made, self.killed, self.lost = [], [], []
+        self.made, self.killed, self.lost, self.checked, self.renewed = [], [], [], [], []
         monkeypatch.setattr(node_reducer.ray, "kill", lambda actor: self.killed.append(actor.node))
-        self.joins = NodeReducers(self.when, lambda *told: self.lost.append(told), self.create, lambda: "here")
+        lost, checked = (lambda *told: self.lost.append(told)), self.checked.append
+        self.joins = NodeReducers(self.when, lost, checked, self.create, lambda: "here")
 
     def create(self, node):
         self.made.append(node)
-        return SimpleNamespace(
-            node=node, join=SimpleNamespace(remote=lambda *a: self.calls.append((node, a, Future())) or self.calls[-1])
-        )
+        join = SimpleNamespace(remote=lambda *a: self.calls.append((node, a, Future())) or self.calls[-1])
+        return SimpleNamespace(node=node, join=join, renew=SimpleNamespace(remote=lambda: self.renewed.append(node)))
 
     def when(self, call, tell):
         call[2].add_done_callback(tell)
@@ -98,7 +99,7 @@ class World:
         """Have the joiners do what they were given."""
         for _, (sharding, parts, *found), future in self.calls:
             if not future.done():
-                future.set_result(NodeReducer.join(object.__new__(NodeReducer), sharding, parts, *found))
+                future.set_result(reducer().join(sharding, parts, *found))
 
 
 def settle(of: Batch, found: list[Any]) -> list[Any]:
@@ -129,6 +130,9 @@ def test_results_are_joined_where_most_of_them_are_once_all_are_there(monkeypatc
     world.do()
     assert of.done[0] == "(abc: 678)"
     assert world.made == ["y", "here"]
+    assert world.checked == [Place("here", {})] * 3
+    world.joins.renew()
+    assert world.renewed == ["y", "here"]
     world.joins.close()
     assert world.killed == ["y", "here"]
 

@@ -95,6 +95,15 @@ class ThreadActor:
             self._settle(future, ray.exceptions.ActorDiedError())
 
 
+def reducer() -> NodeReducer:
+    """Return a node reducer that is no actor of Ray's, in a process that has told all it has loaded."""
+    made = object.__new__(NodeReducer)
+    made._node = "here"
+    made.renew()
+    made._loaded.new()
+    return made
+
+
 def joining(monkeypatch: pytest.MonkeyPatch, lose: int = 0) -> list[int]:
     """Have results joined at once, where Ray would have an actor do it; return how many each time. The first few are lost."""
     asked: list[int] = []
@@ -106,7 +115,7 @@ def joining(monkeypatch: pytest.MonkeyPatch, lose: int = 0) -> list[int]:
             future.set_exception(ray.exceptions.ActorDiedError())
         else:
             results = [reference.future().result() for reference in references]
-            future.set_result(NodeReducer.join(object.__new__(NodeReducer), sharding, parts, *results))
+            future.set_result(reducer().join(sharding, parts, *results))
         return SimpleNamespace(future=lambda: future)
 
     made = SimpleNamespace(join=SimpleNamespace(remote=join), kill=lambda: None)
