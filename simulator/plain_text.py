@@ -58,10 +58,11 @@ def decoded(data: bytes, encoding: str = "utf-8") -> str:
 
 def parsed_json(data: bytes) -> Any:
     """Return what JSON in UTF-8 says. Raises ValueError, also for a key that is given twice, of which JSON keeps the last."""
-    return json.loads(decoded(data), object_pairs_hook=_once)
+    return json.loads(decoded(data), object_pairs_hook=once)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object of pairs. Raises ValueError for a key that is given twice."""
     result = dict(pairs)
     if len(result) < len(pairs):
         seen: set[str] = set()

@@ -26,6 +26,7 @@ from fedfleet.commands.terminal import table
 from fedfleet.config.checking import model_in, section, unknown
 from fedfleet.config.plugins import OPTIONS, options_of
 from fedfleet.config.schema import SECTIONS, Config
+from fedfleet.files.documents import dump
 from fedfleet.middleware.compression.codecs.delta import Delta
 from fedfleet.simulator import named
 from fedfleet.simulator.errors import ConfigError
@@ -255,7 +256,7 @@ def _yaml(section: str, value: Any) -> str:
     """Return YAML of a section."""
     for part in reversed(section.split(".")):
         value = {part: value}
-    return yaml.safe_dump(value, sort_keys=False, default_flow_style=False, allow_unicode=True).rstrip()
+    return dump(value, default_flow_style=False, allow_unicode=True).rstrip()
 
 
 def _completed(given: dict[str, Any], options: type[BaseModel]) -> dict[str, Any]:

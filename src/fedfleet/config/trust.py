@@ -18,9 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from fedfleet.files.documents import YAML_BYTES, leaves, parse, sealed_text, text_of
+from fedfleet.files.documents import YAML_BYTES, dump, leaves, parse, sealed_text, text_of
 from fedfleet.simulator.errors import ConfigError, show
 from fedfleet.simulator.named import is_path
 from fedfleet.tasks.transformer import PREFIX
@@ -68,7 +66,7 @@ def _is_outside(key: str, value: Any) -> bool:
 
 def dumped(config: Mapping[str, Any], *, several: bool = False) -> str:
     """Return a configuration in YAML, with a seal if it needs one and a key can be kept; that of ``several`` runs has a digest."""
-    text = yaml.safe_dump(dict(config), sort_keys=False)
+    text = dump(dict(config))
     text = sealed_text(text) if several else text
     if not outside(config) or (key := _key()) is None:
         return text

@@ -10,8 +10,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedfleet.assembly.user_parts import check_same, parts
 from fedfleet.config.population import Data, data_key, load_data
 from fedfleet.config.schema import Config, load
@@ -26,7 +24,7 @@ from fedfleet.experiments.runfolder import check_free, claim
 from fedfleet.experiments.runs import Runs
 from fedfleet.experiments.sweep import Trial, distinct, left_out, naming, planned, to_check
 from fedfleet.experiments.workers import Workers
-from fedfleet.files.documents import is_there
+from fedfleet.files.documents import dump, is_there
 from fedfleet.files.summary import SUMMARY, checked_summary, summary_of
 from fedfleet.files.writing import write_text
 from fedfleet.report import finals, told, write_report
@@ -197,7 +195,7 @@ def _note(config: Config, out: Path) -> None:
 
 def as_given(config: Config) -> str:
     """Return in YAML what was given for a configuration, defaults left out."""
-    return yaml.safe_dump(given(config), sort_keys=False)
+    return dump(given(config))
 
 
 def given(config: Config) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from yaml.resolver import Resolver
 
 from fedfleet.files.writing import check_regular
 from fedfleet.simulator.arithmetic.system import AT_ONCE
-from fedfleet.simulator.errors import ConfigError, one_line
-from fedfleet.simulator.plain_text import decoded
+from fedfleet.simulator.errors import ConfigError, one_line, show
+from fedfleet.simulator.plain_text import decoded, once
 
 DEEPEST = 64  # values within values
 MOST = 100_000  # values of a YAML document, each alias written out
@@ -28,7 +28,11 @@ YAML_BYTES, TEXT_BYTES = 2 << 20, 1 << 30
 """The largest file that is read as YAML, and as anything else."""
 SEAL, SEALED = "sha256", "# sha256 of what is above: "
 """The places of digests in JSON lines and in YAML documents."""
-MERGE, INTEGER, FLOAT = (f"tag:yaml.org,2002:{name}" for name in ("merge", "int", "float"))
+TAG = "tag:yaml.org,2002:"
+MERGE, TEXT, INTEGER, FLOAT = (f"{TAG}{name}" for name in ("merge", "str", "int", "float"))
+LITERAL = {f"{TAG}null", f"{TAG}bool", INTEGER, FLOAT}
+"""Tags of single values; of many there are these two. No other is of plain data."""
+OF_MANY = {yaml.SequenceStartEvent: f"{TAG}seq", yaml.MappingStartEvent: f"{TAG}map"}
 
 
 def text_of(path: Path, most: int = TEXT_BYTES) -> str:
@@ -123,10 +127,11 @@ _Nodes: Any = _by_libyaml() if yaml.__with_libyaml__ else yaml.SafeLoader
 class _Loader(_Nodes):
     """YAML that reads 1e-3 as a number, where YAML 1.1 wants 1.0e-3, and refuses what most readers would take for something else.
 
-    Refused are a key given twice in one mapping, of which YAML keeps the last; numbers of base 60 (1:30) and 8 (010); and nesting
-    and lengths far beyond any configuration. Mappings are merged (``<<``) as YAML's own page says (https://yaml.org/type/merge.html),
-    which PyYAML does not where a merged mapping merges another: the first of several has the say, and a mapping's own keys before
-    all.
+    Refused are a key given twice in one mapping, of which YAML keeps the last; numbers of base 60 (1:30) and 8 (010, 0o10); tags
+    that do not fit their value, or are not of plain data; another YAML (%YAML 1.2), to which ``on`` is text; and nesting and
+    lengths far beyond any configuration. Mappings are merged (``<<``) as YAML's own page says
+    (https://yaml.org/type/merge.html), which PyYAML does not where a merged mapping merges another: the first of several has the
+    say, and a mapping's own keys before all.
     """
 
     depth = 0
@@ -140,9 +145,34 @@ class _Loader(_Nodes):
             raise ValueError(f"nested more than {DEEPEST} deep")
         if self.count > MOST:
             raise ValueError(f"more than {MOST:,} values")
+        self._check_tag(self.peek_event())
         result = super().compose_node(parent, index)
         self.depth -= 1
         return result
+
+    def compose_document(self) -> yaml.Node | None:
+        """Return the node that a document is."""
+        start = self.peek_event()
+        if start.version not in (None, (1, 1)):
+            said = ".".join(map(str, start.version))
+            raise ValueError(
+                f"%YAML {said} in line {start.start_mark.line + 1}: it is read as 1.1: leave that line out"
+            )
+        return super().compose_document()
+
+    def _check_tag(self, event: yaml.Event) -> None:
+        """Refuse a tag beside which a value would be lost, or read as what it is not (``!!null x``, ``!!bool {=: yes, a: 1}``)."""
+        tag = getattr(event, "tag", None)
+        if tag is None or tag == OF_MANY.get(type(event)):
+            return
+        if isinstance(event, yaml.ScalarEvent):
+            plain = self.resolve(yaml.ScalarNode, event.value, (True, False))  # without the tag
+            if tag == TEXT or (tag in LITERAL and (plain == tag or (plain, tag) == (INTEGER, FLOAT))):
+                return
+        said, line = tag.replace(TAG, "!!"), event.start_mark.line + 1
+        raise ValueError(
+            f"the tag {show(said)} in line {line} does not fit its value: leave it out, and quote what is text"
+        )
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Put merged keys in the place of ``<<``; refuse a key that is given twice."""
@@ -174,7 +204,7 @@ class _Loader(_Nodes):
     def construct_number(self, node: yaml.ScalarNode) -> int | float:
         """Return a number in base 10, 2 or 16."""
         text = node.value
-        if ":" in text or re.fullmatch(r"[-+]?0[\d_]+", text):
+        if ":" in text or re.fullmatch(r"[-+]?0o?[\d_]+", text):
             meant = "in base 60" if ":" in text else "in base 8"
             raise ValueError(
                 f"{text} is a number {meant} to YAML, in line {node.start_mark.line + 1}: quote it if it is text"
@@ -184,9 +214,23 @@ class _Loader(_Nodes):
 
 for _tag in (INTEGER, FLOAT):
     _Loader.add_constructor(_tag, _Loader.construct_number)
+_DIGITS = "[0-9][0-9_]*"
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+\.?\d*[eE][-+]?\d+$"), list("-+0123456789")
+    FLOAT, re.compile(rf"[-+]?({_DIGITS}(\.[0-9_]*)?|\.{_DIGITS})[eE][-+]?[0-9]+$"), list("-+.0123456789")
 )
+_Loader.add_implicit_resolver(INTEGER, re.compile(r"[-+]?0o[0-7_]+$"), list("-+0"))  # of YAML 1.2, and of Python
+
+
+class _Dumper(yaml.SafeDumper):
+    """YAML in quotes wherever a reader would take text for something else."""
+
+
+_Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+
+def dump(value: Any, **how: Any) -> str:
+    """Return plain data as YAML that ``parse`` reads as the same value, its keys in their order; ``how`` is of ``yaml.dump``."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, **how)
 
 
 def parse(text: str) -> Any:
@@ -216,10 +260,10 @@ def _expanded(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
 def parse_json(text: str) -> Any:
     """Return the value in a JSON document; halves of surrogate pairs in it become question marks.
 
-    Raises ValueError, in one line, for one that cannot be read or is nested too deep.
+    Raises ValueError, in one line, for one that cannot be read, is nested too deep, or gives a key twice.
     """
     try:
-        return _plain(json.loads(text), 0)
+        return _plain(json.loads(text, object_pairs_hook=once), 0)
     except (ValueError, RecursionError) as e:
         raise ValueError(one_line(e)) from None
 

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import yaml
-
+from fedfleet.files.documents import dump
 from fedfleet.files.writing import write_text
 from fedfleet.report.overview import headline, of_run
 from fedfleet.report.settings import settings
@@ -68,7 +67,7 @@ def write(run: Run, net: str | None = None) -> None:
 def card(run: Run, net: str | None = None) -> str:
     """Return the card as Markdown, after a head in YAML that hubs read."""
     parts = [
-        f"---\n{yaml.safe_dump(_head(run), sort_keys=False, allow_unicode=True)}---",
+        f"---\n{dump(_head(run), allow_unicode=True)}---",
         f"# {_name(run)}",
         *of_run(run),
         "## Measured",

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from fedfleet.config import tuning
 from fedfleet.config.search import Choice
 from fedfleet.experiments import campaign
 from fedfleet.files import parquet
+from fedfleet.files.documents import dump
 from fedfleet.files.summary import SUMMARY, read_summary, summary_of
 from fedfleet.files.writing import write_text
 from fedfleet.report.tuning_page import write_tuning_report
@@ -125,7 +125,7 @@ def _best(search: Search, best: Trial) -> str:
     score = best.scores[best.reached]
     assert score is not None
     about = f"{search.given.metric} {search.sign * score:.6g} after {search.rungs[best.reached]} rounds"
-    return f"# Trial {best.number}: {about}.\n" + yaml.safe_dump(search.best(best.values), sort_keys=False)
+    return f"# Trial {best.number}: {about}.\n" + dump(search.best(best.values))
 
 
 def lines(result: Findings) -> Iterator[str]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-import yaml
 
 from fedfleet.config import schema as C
 from fedfleet.config.schema import Config
@@ -16,7 +15,7 @@ from fedfleet.experiments import campaign
 from fedfleet.experiments import sweep as grids
 from fedfleet.experiments.same_run import differences
 from fedfleet.files import parquet
-from fedfleet.files.documents import leaves
+from fedfleet.files.documents import dump, leaves
 from fedfleet.files.writing import write_text
 from fedfleet.report.tuning_tables import Findings, Winner, Winners
 from fedfleet.report.winners_page import write_winners_report
@@ -163,7 +162,7 @@ def _best(config: Config, results: Sequence[Result]) -> str | None:
         return None
     whole = C.with_overrides(top, {"compare": compare}).model_dump(mode="json", exclude_unset=True)
     given = {key: value for key, value in whole.items() if value is not None or key not in ("tune", "vary")}
-    return "\n".join([*about, yaml.safe_dump(given, sort_keys=False)])
+    return "\n".join([*about, dump(given)])
 
 
 def _entry(config: Config, top: Config, point: grids.Trial, best: Config) -> dict[str, Any]:

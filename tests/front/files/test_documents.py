@@ -85,6 +85,13 @@ def test_what_is_added_to_a_hard_link_is_not_in_the_other_file(tmp_path):
     assert (mine.read_text(), other.read_text()) == ("a\nb\n", "a\n")
 
 
+@given(st.lists(WORDS, min_size=1, max_size=3), WORDS)
+def test_a_key_that_json_gives_twice_is_refused(path, again):
+    inner = f"{{{json.dumps(again)}: 1, {json.dumps(again)}: 1}}"
+    text = "".join(f"{{{json.dumps(key)}: [" for key in path) + inner + "]}" * len(path)
+    assert "is given twice" in str(refusal(parse_json, text))
+
+
 def test_halves_of_characters_are_no_text():
     assert parse_json('{"\\ud800": ["\\udc00", "\\ud83d\\ude00"]}') == {"?": ["?", "\U0001f600"]}
 

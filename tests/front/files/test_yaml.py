@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfleet.config.schema import load
-from fedfleet.files.documents import parse
+from fedfleet.files.documents import dump, parse
 from tests.refusals import refused
 
 KEYS = st.text("abcdef", min_size=1, max_size=3)
@@ -78,8 +78,101 @@ def test_merges_that_yaml_does_not_define_are_refused(subtests):
             parse(f"a: &a {{x: 1}}\nb: &b {{x: 2}}\nc: {text}")
 
 
+TAGGED = {
+    "null": ("", "~", "null", "'null'"),
+    "bool": ("yes", "OFF", "'true'"),
+    "int": ("7", "-0x1F", "'7'", "1_000"),
+    "float": ("7", "1.5", "1e3", "'.5e3'"),
+    "str": ("", "x", "null", "010", "1:30", "yes"),
+    "seq": ("[1]",),
+    "map": ("{x: 1}",),
+}
+"""What may stand behind each tag of plain data."""
+ELSE = (
+    "x",
+    "0",
+    "[0o7]",
+    "0.5",
+    "-0",
+    "nan",
+    "1:30",
+    "0o7",
+    "2026-11-27",
+    "{=: yes, x: 1}",
+    "{=: }",
+    "=",
+    "<<",
+    "\u0663",
+)
+
+
+@given(st.sampled_from([*TAGGED, "binary", "set", "timestamp", "omap", "pairs", "merge", "value", "x"]), st.data())
+def test_a_tag_says_what_stands_there_anyway_or_is_refused(tag, data):
+    text = data.draw(st.sampled_from([*ELSE, *(text for texts in TAGGED.values() for text in texts)]))
+    given = f"a: !!{tag} {text}"
+    if text not in TAGGED.get(tag, ()):
+        try:
+            parse(given)
+        except ValueError:
+            return
+    result = parse(given)["a"]
+    bare = text.strip("'")
+    assert type(result).__name__ == {"null": "NoneType", "seq": "list", "map": "dict"}.get(tag, tag)
+    assert result == (bare if tag == "str" else parse(f"a: {bare}")["a"])
+
+
+def test_tags_and_documents_that_say_something_else_are_refused(subtests):
+    for text in (
+        *(
+            "! 12",
+            "! yes",
+            "!mine 3",
+            "!!null x",
+            "!!null 0",
+            "!!int 1.5",
+            "!!int x",
+            "!!int ''",
+            "!!bool x",
+            "!!bool 1",
+        ),
+        *("!!bool yEs", "!!float nan", "!!float x", "!!float 010", "!!binary aGk=", "!!set {x, y}", "!!omap [x: 1]"),
+        *(
+            "!!timestamp 2026-11-27",
+            "!!pairs [x: 1]",
+            "!!str {=: x, y: z}",
+            "!!map [1]",
+            "!!seq {x: 1}",
+            "!!python/tuple [1]",
+        ),
+    ):
+        with subtests.test(text), pytest.raises(ValueError, match=r"^the tag '[^\n]*' in line 2 |in base 8"):
+            parse(f"a: 1\nb: {text}")
+    for text in (
+        "%YAML 1.2\n---\na: on",
+        "a: 1\n---\na: 2",
+        "a: &x 1\nb: &x 2\nc: *x",
+        "%TAG !! tag:x,2002:\n---\na: !!int 3",
+    ):
+        with subtests.test(text), pytest.raises(ValueError, match=r"\A[^\n]+\Z"):
+            parse(text)
+    assert parse("%YAML 1.1\n---\na: on") == {"a": True}
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"])) | st.from_regex(
+    r"[-+]?(0[xob]?)?[0-9_]*\.?[0-9]*([eE][-+]?[0-9]+)?|[0-9]+(:[0-5][0-9])+|20[0-9]{2}-[01][0-9]-[0-2][0-9]",
+    fullmatch=True,
+)
+
+
+@given(
+    st.recursive(TEXTS | st.none() | st.booleans() | st.floats(allow_nan=False), lambda t: st.dictionaries(TEXTS, t))
+)
+def test_what_is_written_is_read_as_the_same_text(value):
+    assert parse(dump(value)) == value
+
+
 def test_numbers_are_what_they_look_like(subtests):
-    for text in ("1:30", "-1:30", "190:20:30.15", "010", "-017", "0_7"):
+    for text in ("1:30", "-1:30", "190:20:30.15", "010", "-017", "0_7", "0o17", "-0o7"):
         with subtests.test(text), pytest.raises(ValueError, match="quote it"):
             parse(f"a: {text}")
     taken = {
@@ -89,6 +182,9 @@ def test_numbers_are_what_they_look_like(subtests):
         "0x1F": 31,
         "0b11": 3,
         "1e-3": 0.001,
+        ".5e3": 500.0,
+        "-.5E-1": -0.05,
+        "1_000e3": 1e6,
         "0.5": 0.5,
         "'010'": "010",
         "0.07": 0.07,
