@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.overrides import _get_current_function_mode_stack
@@ -72,6 +73,11 @@ CHOSEN: tuple[tuple[Callable[[], bool], Callable[[bool], None]], ...] = (
 )
 """Ways to compute attention, also on a CPU: whether each may be taken, and what says so. All may in a fresh process."""
 DENORMAL = 1e-40
+MODULES = vars(torch.nn.modules.module)
+HOOKS: list[dict[int, Any]] = [
+    MODULES[name] for name in MODULES if name.startswith("_global_") and name.endswith("_hooks")
+]
+"""Functions that are called for every module of the process, such as those of ``register_module_forward_hook``."""
 
 
 @contextmanager
@@ -80,8 +86,8 @@ def fresh_settings() -> Iterator[None]:
 
     Shut out are autocast, inference mode, no_grad, the default dtype and device, the precision of products and convolutions of
     float32, deterministic algorithms, oneDNN put out of use, ways to compute attention and the order of ``einsum``, numbers near 0
-    that are flushed, and hooks of what is saved for gradients. Workers on Ray never see them, so that a run in this process would
-    come to something else. Modes that see every operation are refused. Raises ConfigError.
+    that are flushed, hooks of what is saved for gradients, and hooks of all modules. Workers on Ray never see them, so that a run
+    in this process would come to something else. Modes that see every operation are refused. Raises ConfigError.
     """
     if (mode := _mode()) is not None:
         raise ConfigError(
@@ -98,6 +104,9 @@ def fresh_settings() -> Iterator[None]:
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))
         _without_saving_hooks(stack)
+        for hooks in HOOKS:
+            stack.callback(hooks.update, dict(hooks))
+            hooks.clear()
         stack.enter_context(torch.enable_grad())
         torch.set_default_dtype(torch.float32)
         stack.callback(torch.set_default_dtype, dtype)

@@ -68,7 +68,29 @@ def precisions():
         return now, [torch._C._get_fp32_precision_getter(*at) for at in PRECISIONS]
 
 
+@contextmanager
+def hooking():
+    """Have all modules of the process changed as they are made, and what they are given and return."""
+    everywhere = nn.modules.module
+    made = [
+        everywhere.register_module_forward_pre_hook(lambda module, x: (x[0] * 2,)),
+        everywhere.register_module_forward_hook(lambda module, x, y: y * 1.5),
+        everywhere.register_module_full_backward_hook(lambda module, inner, outer: tuple(inner)),
+        everywhere.register_module_module_registration_hook(
+            lambda module, name, part: nn.Identity() if isinstance(part, nn.ReLU) else None
+        ),
+        everywhere.register_module_parameter_registration_hook(lambda module, name, p: nn.Parameter(p.detach() * 2)),
+    ]
+    try:
+        yield
+        assert float(nn.Identity()(torch.ones(()))) == 3  # they are there again
+    finally:
+        for one in made:
+            one.remove()
+
+
 AROUND = {
+    "hooks of all modules": hooking,
     "oneDNN out of use": lambda: torch.backends.mkldnn.flags(enabled=False),
     "halves by the newer way": lambda: setting(
         lambda value: setattr(torch.backends.mkldnn, "fp32_precision", value), "bf16", "none"
@@ -97,7 +119,7 @@ AROUND = {
 }
 
 
-USUAL = ("autocast", "inference mode", "another order of products", "all others")
+USUAL = ("autocast", "hooks of all modules", "inference mode", "another order of products", "all others")
 
 
 class Products(nn.Module):
