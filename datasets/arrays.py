@@ -66,6 +66,8 @@ def from_arrays(
     if isinstance(test, tuple):
         if len(test) not in (2, 3):
             fail("test", f"has {len(test)} entries", "give (x, y), or (x, y, domain)")
+        user_data.check_columns(x, test[0], "x")
+        user_data.check_columns(target, test[1], "target")
         held: Any = _rows("test ", test[0], test[1], None, test[2] if len(test) == 3 else None, classes)
     else:
         held = test if isinstance(test, int | float) else user_data.flags(test, "test", len(rows.y))

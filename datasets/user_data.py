@@ -120,6 +120,16 @@ def check_classes(classes: int | None, target: Any) -> int | None:
     return int(classes)
 
 
+def check_columns(values: Any, tested: Any, where: str) -> None:
+    """Refuse test examples whose columns have other names than the training examples', or another order. Raises DataError."""
+    names, others = (getattr(table, "column_names", getattr(table, "columns", None)) for table in (values, tested))
+    if names is not None and others is not None and [*names] != [*others]:
+        both = " and ".join(", ".join(map(str, each)) for each in (others, names))
+        fail(
+            f"test {where}", f"its columns and those of {where} are {both}", f"give it those of {where}, in their order"
+        )
+
+
 def inputs(values: Any, where: str) -> Tensor:
     """Return examples (n, ...): bytes stay uint8 and are pixels, other integers become int64, all else finite float32.
 

@@ -124,6 +124,21 @@ def test_frames_and_tables_of_several_kinds_are_numbers():
         assert torch.equal(given(x=x).population.data["x"], want)
 
 
+def test_test_examples_have_the_columns_of_the_others(subtests):
+    frame = pd.DataFrame(X, columns=["a", "b"])
+    kinds = {"frame": frame, "table": pa.table({"a": X[:, 0], "b": X[:, 1]})}
+    for other in (["b", "a"], ["a", "c"]):
+        tested = frame.set_axis(other, axis=1)
+        for name, x in kinds.items():
+            with subtests.test(name, columns=other):
+                refused(lambda x=x, t=tested: given(x=x, test=(t, Y)), "test x: its columns", DataError)
+                refused(
+                    lambda x=x, t=tested: given(y=None, target=x, test=(X, t)), "test target: its columns", DataError
+                )
+    for x in (frame, X):
+        assert torch.equal(given(x=x, test=(frame, Y)).test.x, torch.from_numpy(X).float())
+
+
 def test_names_that_look_the_same_and_halves_of_characters_are_refused(subtests):
     words = ["ann", "bob", "eve", "zoe"]
     rows = [
