@@ -58,7 +58,7 @@ def watch(folder: Path, console: Console, every_s: float, *, once: bool) -> None
 def _await(folder: Path, console: Console, every_s: float) -> None:
     """Wait for a folder that is not there yet, since what makes it may just have been begun."""
     if not is_there(folder):
-        console.print(f"waiting for {folder}, which is not there yet; Ctrl-C ends this")
+        console.print(f"waiting for {folder}, which is not there yet; Ctrl-C ends this", markup=False)
     while not is_there(folder):
         time.sleep(every_s)
 
@@ -133,7 +133,8 @@ def several(folder: Path, runs: Mapping[Path, Mapping[str, Any]], wanted: int | 
         state = Text(s["state"], style=COLORS.get(s["state"], ""))
         of = f"{s['done']:,}/{s['rounds']:,}" if "rounds" in s else f"{s.get('done', 0):,}"
         numbers = (f"{known[k]:.4f}" if k in known else "" for k in ("last", "best"))
-        table.add_row(str(run.relative_to(folder)), state, of, metric.removeprefix("eval/"), *numbers, _left(s))
+        names = map(Text, (str(run.relative_to(folder)), metric.removeprefix("eval/")))  # as they are, with [brackets]
+        table.add_row(next(names), state, of, next(names), *numbers, _left(s))
     if len(runs) > SHOWN:
         table.caption = f"and {len(runs) - SHOWN:,} more"
     return Group(title, table)

@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from fedfleet.config import shipped
-from fedfleet.files.documents import YAML_BYTES, check_text, is_there, parse, text_of
+from fedfleet.files.documents import CONTROL, YAML_BYTES, check_text, is_there, parse, text_of
 from fedfleet.simulator.errors import ConfigError, one_line, show
 from fedfleet.simulator.plain_text import OtherEncoding
 
@@ -116,6 +116,8 @@ def plain(value: Any, key: str = "") -> Any:
                 raise ConfigError(
                     f"{key}={show(str(value))}: text with the character NUL, which no path has: leave it out"
                 )
+            if CONTROL.search(str(value)):
+                raise ConfigError(f"{key}={show(str(value))}: text with a control character: leave it out")
             try:
                 str(value).encode()
             except UnicodeEncodeError:

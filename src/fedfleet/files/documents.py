@@ -32,6 +32,9 @@ TAG = "tag:yaml.org,2002:"
 MERGE, TEXT, INTEGER, FLOAT = (f"{TAG}{name}" for name in ("merge", "str", "int", "float"))
 LITERAL = {f"{TAG}null", f"{TAG}bool", INTEGER, FLOAT}
 """Tags of single values; of many there are these two. No other is of plain data."""
+CONTROL = re.compile(r"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+"""Characters that no text needs, and by which one could tell a terminal what to do: all of Unicode's but NUL, tabs and line
+breaks."""
 OF_MANY = {yaml.SequenceStartEvent: f"{TAG}seq", yaml.MappingStartEvent: f"{TAG}map"}
 
 
@@ -145,7 +148,10 @@ class _Loader(_Nodes):
             raise ValueError(f"nested more than {DEEPEST} deep")
         if self.count > MOST:
             raise ValueError(f"more than {MOST:,} values")
-        self._check_tag(self.peek_event())
+        event = self.peek_event()
+        self._check_tag(event)
+        if isinstance(event, yaml.ScalarEvent) and CONTROL.search(event.value):
+            raise ValueError(f"a control character is in the text of line {event.start_mark.line + 1}: leave it out")
         result = super().compose_node(parent, index)
         self.depth -= 1
         return result
@@ -258,7 +264,7 @@ def _expanded(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
 
 
 def parse_json(text: str) -> Any:
-    """Return the value in a JSON document; halves of surrogate pairs in it become question marks.
+    """Return the value in a JSON document; halves of surrogate pairs and control characters in it become question marks.
 
     Raises ValueError, in one line, for one that cannot be read, is nested too deep, or gives a key twice.
     """
@@ -277,8 +283,12 @@ def _plain(value: Any, depth: int) -> Any:
         case list():
             return [_plain(v, depth + 1) for v in value]
         case str():
-            return value if value.isascii() else value.encode(errors="replace").decode()
+            return value if value.isascii() and value.isprintable() else _shown(value)
     return value
+
+
+def _shown(text: str) -> str:
+    return CONTROL.sub("?", text).encode(errors="replace").decode()
 
 
 def json_of(path: Path, kinds: Mapping[str, type] | None = None) -> dict[str, Any]:

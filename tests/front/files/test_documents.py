@@ -30,7 +30,8 @@ from fedfleet.files.documents import (
 from fedfleet.files.writing import appending, own_folder, replacing, write_text
 from tests.refusals import refused
 
-WORDS = st.text(st.characters(exclude_categories=["Cs"]))  # no halves of characters
+WORDS = st.text(st.characters(exclude_categories=["Cs", "Cc"], include_characters="\t\n\r"))
+"""Text without halves of characters, and without what a terminal takes for an order."""
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | WORDS,
     lambda below: st.lists(below, max_size=3) | st.dictionaries(WORDS, below, max_size=3),

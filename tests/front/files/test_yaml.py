@@ -1,12 +1,15 @@
 """A configuration file means what it says: nothing in it is dropped, or read as another number than it looks."""
 
+import json
+
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedfleet.config.reading import plain
 from fedfleet.config.schema import load
-from fedfleet.files.documents import dump, parse
+from fedfleet.files.documents import dump, parse, parse_json
 from tests.refusals import refused
 
 KEYS = st.text("abcdef", min_size=1, max_size=3)
@@ -158,17 +161,30 @@ def test_tags_and_documents_that_say_something_else_are_refused(subtests):
     assert parse("%YAML 1.1\n---\na: on") == {"a": True}
 
 
-TEXTS = st.text(st.characters(exclude_categories=["Cs"])) | st.from_regex(
+TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"], include_characters="\t\n\r")) | st.from_regex(
     r"[-+]?(0[xob]?)?[0-9_]*\.?[0-9]*([eE][-+]?[0-9]+)?|[0-9]+(:[0-5][0-9])+|20[0-9]{2}-[01][0-9]-[0-2][0-9]",
     fullmatch=True,
 )
 
 
 @given(
-    st.recursive(TEXTS | st.none() | st.booleans() | st.floats(allow_nan=False), lambda t: st.dictionaries(TEXTS, t))
+    st.recursive(
+        TEXTS | st.none() | st.booleans() | st.floats(allow_nan=False),
+        lambda t: st.dictionaries(TEXTS, t),
+        max_leaves=4,
+    )
 )
 def test_what_is_written_is_read_as_the_same_text(value):
     assert parse(dump(value)) == value
+
+
+@given(st.characters(categories=["Cc"], exclude_characters="\0\t\n\r"), st.booleans())
+def test_text_that_tells_a_terminal_what_to_do_is_refused(control, as_key):
+    text = json.dumps({f"a{control}": "b"} if as_key else {"a": f"b{control}"})
+    with pytest.raises(ValueError, match=r"\A[^\n]+\Z"):
+        parse(text)
+    assert control not in str(parse_json(text))
+    refused(lambda: plain({"label": f"b{control}"}), "label=")
 
 
 def test_numbers_are_what_they_look_like(subtests):
