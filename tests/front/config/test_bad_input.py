@@ -113,7 +113,7 @@ LAUGHS = "".join(
 TOO_MUCH = [
     (f"a: &a x\n{LAUGHS}label: *j", "more than 100,000 values, each alias written out"),
     (f"vary:\n  seed: &a [1]\n{LAUGHS}", "more than 100,000 values"), ("x: &a {y: *a}", "more than 100,000 values"),
-    ("label: !!bool maybe", "a value that its tag does not fit ('maybe')"),
+    ("label: !!bool maybe", "the tag '!!bool' in line 1 does not fit its value"),
     ("x: " + "[" * 100, "nested more than 64 deep"), ("x: " + "[" * 10_000, "exceeded maximum nesting depth"),
     ("rounds: 2\0", "not valid YAML"),
     ('population: {data_dir: "a\\0b"}', "population.data_dir='a\\x00b': text with the character NUL"),
