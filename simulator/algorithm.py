@@ -97,8 +97,12 @@ class Reduced(NamedTuple):
     unit: Tensor
 
     def __getitem__(self, slot: str | int | slice) -> Any:  # type: ignore[override]
-        """Return a reduced slot by name."""
-        return self.values[slot] if isinstance(slot, str) else tuple.__getitem__(self, slot)
+        """Return a reduced slot by name. Raises ValueError where no client's slot of that name was reduced."""
+        if not isinstance(slot, str):
+            return tuple.__getitem__(self, slot)
+        if slot not in self.values:
+            raise ValueError(f"no slot {slot!r} was reduced, only {', '.join(self.values)}: put it into Phase.reduce")
+        return self.values[slot]
 
 
 class Done(NamedTuple):
@@ -232,7 +236,13 @@ class Round(Protocol):
     def hand_back(
         self, phase: Phase, result: Reduced, *, shared: Message, client_state: Callable[[Mapping[str, Any]], Tree]
     ) -> None:
-        """Send something more to the clients ``found`` in a phase with client state, which keep ``own(shared)`` as their state.
+        """Send something more to the clients that answered a phase, which keep ``client_state(shared)`` as their state.
+
+        Args:
+            phase: one of the algorithm's, whose clients keep a state.
+            result: what ``map_reduce`` returned for it in this round.
+            shared: what is sent.
+            client_state: ``shared -> state``, made as that of the phase.
 
         It is counted with that phase of this round, takes no time and does not fail, for they are there.
         """

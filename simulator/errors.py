@@ -13,6 +13,12 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
+def of_kind(x: Any) -> str:
+    """Return what a value is, in words: "nothing", "an int", "a dict"."""
+    name = type(x).__name__
+    return "nothing" if x is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
 class FedfleetError(Exception):
     """An error whose message is meant for the user, without a traceback of ours."""
 
@@ -41,6 +47,8 @@ class ClientError(FedfleetError):
         fix = "" if INEXACT not in said else f": {INEXACT_MEND}"
         if isinstance(error, TypeError) and "operand" in said and "'dict'" in said:
             fix = ": trees are combined by T, as in T.axpy(-lr, direction, z)"
+        if said.startswith("trees differ") and "nothing" in said:
+            fix = ": a client's state is None where Phase.client_state makes none"
         return cls(f"client {client}, phase {phase!r}, {step}: {type(error).__name__}: {said}{fix}")
 
     def told(self) -> str:

@@ -77,7 +77,7 @@ def map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     others = [_children(r) for r in rest]
     for other in others:
         if other is None or [n for n, _ in other] != names:
-            result = "a leaf" if other is None else [n for n, _ in other]
+            result = "a leaf" if other is None else [n for n, _ in other] or "nothing"
             raise ValueError(f"trees differ: one has {names}, another {result}")
     return _rebuild(
         tree, [map(fn, child, *(cast(Any, o)[i][1] for o in others)) for i, (_, child) in enumerate(children)]

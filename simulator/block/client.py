@@ -19,6 +19,7 @@ from fedfleet.simulator.block.gradient import EngineOps
 from fedfleet.simulator.block.secure_sum import encoded
 from fedfleet.simulator.block.update_attack import forged
 from fedfleet.simulator.block.uplink import Remembering, through
+from fedfleet.simulator.errors import of_kind
 from fedfleet.simulator.population import gather
 from fedfleet.simulator.signals import contained
 from fedfleet.simulator.work import Batch, Message, Phase, StepInfo
@@ -192,6 +193,11 @@ def check_message(message: Message, phase: Phase) -> None:
         raise ValueError(
             f"it sends {_listed(sorted(unused))}, which Phase.reduce has not: say there how it is reduced, or do not send it"
         )
+    for slot, tree in message.send.items():
+        if strange := next((leaf for leaf in T.leaves(tree) if not isinstance(leaf, Tensor)), None):
+            raise ValueError(
+                f"its slot {slot} has {of_kind(strange)}: send tensors, such as torch.tensor(…), or put numbers into config"
+            )
     if phase.weight not in ("uniform", "num_examples") and phase.weight not in message.config:
         raise ValueError(
             f"Phase.weight is {phase.weight!r}, and it sends no such number: put it into the message's config, or choose "

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedfleet.simulator.errors import FedfleetError
+from fedfleet.simulator.errors import FedfleetError, of_kind
 from fedfleet.simulator.work import Message
 
 
@@ -46,7 +46,7 @@ def encode(value: Any) -> tuple[Any, dict[str, Tensor]]:
                     raise CodecError(f"{path}: a mapping whose keys are neither text nor whole numbers cannot be kept")
                 return {"dict": [[k, write(v, f"{path}.{k}")] for k, v in node.items()]}
         raise CodecError(
-            f"{path}: a {type(node).__name__} cannot be kept in a checkpoint: use tensors, numbers, text, tuples or mappings"
+            f"{path}: {of_kind(node)} cannot be kept in a checkpoint: use tensors, numbers, text, tuples or mappings"
         )
 
     def _each(values: Any, keys: Any, path: str) -> list[Any]:

@@ -12,12 +12,13 @@ from fedfleet.config.schema import Config
 from fedfleet.config.user_data import POPULATION, Data, check_is, check_population, federated, sampled
 from fedfleet.datasets.examples import Dataset, FederatedDataset
 from fedfleet.middleware.attacks.poisoned import Poisoned
-from fedfleet.simulator.algorithm import Algorithm, Task
+from fedfleet.simulator.algorithm import Algorithm, Task, View
 from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.errors import ConfigError, show
 from fedfleet.simulator.executors.fingerprint import DATA, SHORT
 from fedfleet.simulator.held_out import HeldOut
 from fedfleet.simulator.population import InMemoryPopulation, Population
+from fedfleet.simulator.work import Phase
 from fedfleet.tracking.callback import Callback
 
 TASK = ("parts", "objectives", "functions", "init", "metrics")
@@ -70,10 +71,16 @@ def check_task(task: Any) -> None:
 def check_algorithm(algorithm: Any) -> None:
     """Refuse what is no algorithm, None aside, and one whose model nobody could evaluate. Raises ConfigError."""
     check_is("algorithm", algorithm, Algorithm)
-    if algorithm is not None and "global" not in algorithm.views:
+    if algorithm is None:
+        return
+    said = f"algorithm={algorithm.name or 'an Algorithm'}"
+    if not isinstance(algorithm.phases, tuple | list) or not all(
+        isinstance(phase, Phase) for phase in algorithm.phases
+    ):
+        raise ConfigError(f"{said}: its phases are no tuple of fedfleet.author.Phase: give phases=(train,)")
+    if "global" not in algorithm.views or not all(isinstance(view, View) for view in algorithm.views.values()):
         raise ConfigError(
-            f"algorithm={algorithm.name or 'an Algorithm'}: it has no view 'global', the model that is evaluated and kept: give "
-            f"it views={{'global': View(…)}}"
+            f"{said}: it has no view 'global', the model that is evaluated and kept: give it views={{'global': View(…)}}"
         )
 
 

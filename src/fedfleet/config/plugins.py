@@ -89,7 +89,8 @@ def made(config: Config, of: Place, check: Callable[[Any], Mapping[str, Tensor] 
                 f"{said}: it raised {type(e).__name__} ({one_line(e)}): mend it, or give it other arguments"
             ) from e
 
-    result = one()
+    if (result := one()) is None:
+        raise ConfigError(f"{said}: it returns None: end it with `return` of what it makes")
     try:
         told = check(result)
         if told is not None and digest("", told) != digest("", check(one()) or {}):
@@ -153,8 +154,8 @@ def _typed(of: Place, make: Callable[..., Any], rounds: int) -> BaseModel:
         if key in usual.model_fields:
             having = next(c for c in reversed(usual.__mro__) if key in getattr(c, "model_fields", ()))
             raise ConfigError(
-                f"{of.at}.{key}={show(said[key])}: {_name(make)} takes {takes.__name__}, which has none: leave it out, or let it "
-                f"take {having.__name__} (fedfleet.author)"
+                f"{of.at}.{key}={show(said[key])}: {_name(make)} takes {takes.__name__}, which has no option {key!r}: leave it "
+                f"out, or {_gained(takes, having)} (fedfleet.author)"
             )
     taken = {key: value for key, value in (part.inherited or {}).items() if key in takes.model_fields}
     return validated(kind, {**taken, **said}, {"rounds": rounds}, at=of.section)
@@ -195,6 +196,12 @@ def _check_annotated(of: Place, make: Callable[..., Any], said: str) -> None:
         raise ConfigError(
             f"{said}: its parameter options {wrong}: import LocalOptions of fedfleet.author, and annotate it"
         )
+
+
+def _gained(takes: type[BaseModel], having: type[BaseModel]) -> str:
+    """Say how a function that takes one class comes by the options of another."""
+    own = not takes.__module__.startswith("fedfleet.")
+    return f"derive {takes.__name__} from {having.__name__}" if own else f"let it take {having.__name__}"
 
 
 def _takes_none(of: Place, make: Callable[..., Any], key: str) -> str:

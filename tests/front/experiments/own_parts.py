@@ -166,6 +166,10 @@ def lacking(options: "Heated", task, cohort):  # pyright: ignore[reportUndefined
     raise AssertionError("it is not called")
 
 
+def forgotten(task):
+    """Make an algorithm, and return nothing."""
+
+
 def unsaid(options, task, cohort):
     raise AssertionError("it is not called")
 

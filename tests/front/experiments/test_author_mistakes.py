@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import fedfleet
+from fedfleet.assembly.user_parts import check_algorithm
 from fedfleet.author import Algorithm, BatchPlan, LocalLoop, LocalWork, Mean, Message, Phase, T, View
+from tests.refusals import tells
 
 
 def algorithm(**changed: Any) -> Algorithm:
@@ -32,6 +34,16 @@ def algorithm(**changed: Any) -> Algorithm:
 
 
 MISTAKES = {
+    "no slot 'change' was reduced, only z": {
+        "round": lambda phase, z, rnd: (
+            rnd.map_reduce(phase, shared=Message(send={"z": z}), cohort=rnd.invite(3))["change"],
+            {},
+        )
+    },
+    "a client's state is None where Phase.client_state makes none": {
+        "step": lambda ops, s, z, b, at, key: T.add(z, None)
+    },
+    "slot z has an int: send tensors": {"final": lambda s, c, i, z: (Message(send={"z": 1}), c)},
     "direction, _ = ops.grad": {
         "step": lambda ops, s, z, b, at, key: ops.step("train", z, 0.1, ops.grad("train", z, b, key))
     },
@@ -81,3 +93,15 @@ def test_a_default_cohort_is_no_mistake_of_an_algorithm_that_asks_nobody():
     made = fedfleet.Experiment(config, algorithm=algorithm(round=lambda phase, z, rnd: (z, {})))
     assert made.config.cohort.size == 4
     assert not made.advice()
+
+
+def test_what_an_algorithm_is_made_of_is_looked_at_before_it_runs(subtests: pytest.Subtests):
+    whole = algorithm()
+    wrong = {
+        "phases=(train,)": whole._replace(phases=whole.phases[0]),
+        "views={'global': View(": whole._replace(views={"global": lambda z: z}),
+        "no view 'global'": whole._replace(views={"mean": View(lambda z: z)}),
+    }
+    for text, given in wrong.items():
+        with subtests.test(text):
+            tells(lambda given=given: check_algorithm(given), f"^algorithm=own … {text}")
