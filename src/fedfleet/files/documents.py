@@ -9,6 +9,7 @@ import math
 import os
 import re
 from collections.abc import Container, Hashable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,8 @@ class _Loader(_Nodes):
         own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         seen = set[Hashable]()
+        if node.flow_style:
+            _check_commas(node)
         for key, value in node.value:
             read = "<<" if key.tag == MERGE else self.construct_object(key, deep=True)
             name = f"{read}"
@@ -216,6 +219,18 @@ class _Loader(_Nodes):
                 f"{text} is a number {meant} to YAML, in line {node.start_mark.line + 1}: quote it if it is text"
             )
         return self.construct_yaml_int(node) if node.tag == INTEGER else self.construct_yaml_float(node)
+
+
+def _check_commas(node: yaml.MappingNode) -> None:
+    """Refuse a value with brackets that ends at a comma of its own: ``{lr: uniform(0, 1)}`` has a key ``1)`` to YAML."""
+    for (key, value), (rest, _) in pairwise(node.value):
+        text = value.value if isinstance(value, yaml.ScalarNode) and not value.style else ""
+        closed = isinstance(rest, yaml.ScalarNode) and rest.value.count(")") > rest.value.count("(")
+        if text.count("(") > text.count(")") and closed:
+            raise ValueError(
+                f"{text!r} ends at its comma within braces, in line {value.start_mark.line + 1}: quote the whole value, as in "
+                f"{{{key.value}: '{text}, …)'}}"
+            )
 
 
 for _tag in (INTEGER, FLOAT):

@@ -32,6 +32,17 @@ def test_a_key_given_twice_is_refused_however_deep_it_lies(path, mapping, data):
         parse(text)
 
 
+@given(st.sampled_from(["uniform(0, 1)", "choice(fedavg, fedprox)", "quniform(1, 9, 2)"]), st.booleans(), st.booleans())
+def test_a_value_that_ends_at_its_own_comma_is_refused(value, more, quoted):
+    text = f"{{a: {value!r}" if quoted else f"{{a: {value}"
+    text += ", b: (x}" if more else "}"
+    if quoted:
+        assert parse(text) == {"a": value} | ({"b": "(x"} if more else {})
+    elif value.count(",") == 1:
+        with pytest.raises(ValueError, match="ends at its comma within braces"):
+            parse(text)
+
+
 EQUAL = ("1 1.0", "1 true", "0x1 1.0", "0 false", "7 '7'", "1e3 1000")
 """Keys that Python takes for one, or that are written alike."""
 
