@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedfleet.files.documents import YAML_BYTES, dump, leaves, parse, sealed_text, text_of
+from fedfleet.files.documents import SEALED, YAML_BYTES, dump, leaves, parse, sealed_text, text_of
 from fedfleet.simulator.errors import ConfigError, show
 from fedfleet.simulator.named import is_path
 from fedfleet.tasks.transformer import PREFIX
@@ -30,7 +30,9 @@ OF_RUNS = (
     *("rounds.parquet", "phases.parquet", "outcomes.parquet"),
 )
 """Any of these beside a configuration tells that a run has written it. So does a seal in it, whoever's."""
-OF_SEVERAL = ("campaign.yaml", "tune.yaml")
+OF_SEVERAL = {"campaign.yaml": (".",), "tune.yaml": ("journal.jsonl", "trials")}
+"""Configurations of several runs: any of these beside one tells that fedfleet has written it, "." by its
+name alone. So does a digest in it."""
 FREE = ("label", "rounds", "until", "max_seconds", "stop_if_diverged", "patience", "checkpoint")
 """Keys that may be changed by hand: they neither name code nor are given to any."""
 SENDS = ("mlflow", "wandb")  # trackers that tell other machines
@@ -110,10 +112,11 @@ def check(path: Path, overrides: Iterable[str] = (), *, trust: bool, section: st
 
 def is_of_a_run(path: Path) -> bool:
     """Say whether a configuration was written by a run, or by several, as far as what lies beside it tells."""
-    if path.name in OF_SEVERAL or any((path.parent / name).exists() for name in OF_RUNS):
+    if any((path.parent / name).exists() for name in (*OF_RUNS, *OF_SEVERAL.get(path.name, ()))):
         return True
     with suppress(OSError, ValueError):
-        return SEAL.search(text_of(path, YAML_BYTES)) is not None
+        text = text_of(path, YAML_BYTES)
+        return SEAL.search(text) is not None or SEALED in text
     return False
 
 

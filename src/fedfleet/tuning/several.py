@@ -19,6 +19,7 @@ from fedfleet.config import tuning
 from fedfleet.config.population import Data
 from fedfleet.config.schema import SECTIONS, SHORT, Config
 from fedfleet.config.search import space
+from fedfleet.config.trust import check as check_trusted
 from fedfleet.config.trust import dumped
 from fedfleet.experiments import campaign
 from fedfleet.experiments import sweep as grids
@@ -85,7 +86,9 @@ def prepare(config: Config, progress: Progress, *, in_process: bool = True) -> S
 
 def again(out: Path, overrides: list[str] | None, progress: Progress, *, trust: bool = False) -> Searches:
     """Return what is in a folder, prepared to go on; ``trust`` its code wherever it was written. Raises ConfigError."""
-    return prepare(C.load(out / MARK, overrides, trust=trust), progress)
+    keys = [key for text in overrides or [] for key in C.override(text)]
+    check_trusted(out / MARK, keys, trust=trust)
+    return prepare(C.load(out / MARK, overrides, trust=True), progress)
 
 
 def run(searches: Searches, out: Path, progress: Progress, jobs: int = 1) -> Iterator[tuple[Cell, Path, list[Trial]]]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import fedfleet
 from fedfleet.config import trust
 from fedfleet.config.trust import check, dumped, key_file, outside
+from fedfleet.files.documents import sealed_text
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.named import found
 from tests.refusals import all_refused, refused
@@ -134,6 +135,14 @@ def test_one_file_is_asked_about_where_a_run_has_written_it(subtests, tmp_path):
     text = yaml.safe_dump({"algorithm": "os:system"})
     path = written(tmp_path, text)
     assert fedfleet.load(path).algorithm.name == "os:system"  # a file of the user's own
+    search = written(tmp_path, text).rename(tmp_path / "tune.yaml")
+    assert fedfleet.load(search).algorithm.name == "os:system"  # of that name, and nothing of a search beside it
+    (tmp_path / "journal.jsonl").write_text("")
+    refused(lambda: fedfleet.load(search), f"{search}: algorithm='os:system' would be called")
+    (tmp_path / "journal.jsonl").unlink()
+    search.write_text(sealed_text(text))
+    refused(lambda: fedfleet.load(search), f"{search}: algorithm='os:system' would be called")
+    path = written(tmp_path, text)
     for name in trust.OF_RUNS:
         with subtests.test(name):
             (tmp_path / name).write_text("{}")
