@@ -36,10 +36,8 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
     summary = x.population.summary()
     floats, model_bytes = T.count(x.z), T.num_bytes(x.z)
     block = int(e.block_size)
-    yield (
-        "run",
-        f"{x.label}: {x.config.algorithm.name} on {x.config.task.name}, {x.config.population.dataset.name}",
-    )
+    label = "" if x.label == x.config.algorithm.name else f"{x.label}: "
+    yield "run", f"{label}{x.config.algorithm.name} on {x.config.task.name}, {x.config.population.dataset.name}"
     yield "rounds, seed", f"{x.config.rounds}, {x.config.seed}"
     least, most = summary.min_examples, summary.max_examples
     yield "clients", f"{x.problem.clients:,} with {f'{least} to ' * (least < most)}{most} examples each"

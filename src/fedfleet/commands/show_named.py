@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import textwrap
 import types
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from importlib.metadata import EntryPoint
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -168,7 +168,9 @@ def page(kind: str, name: str) -> Page:
     if (wrong := registry.unclear(name)) is not None:
         raise ConfigError(f"{of.section}={name!r}: {wrong}")
     if (given := registry.entry(name)) is not None:
-        return _page_of(of, given)
+        return _page_of(of, name, named.found(f"{of.section}: {name}, {package(given)}", given.value), _whose(given))
+    if registry.group is not None and named.is_path(name):
+        return _page_of(of, name, named.found(f"show {kind}", name), "of your own")
     if name not in registry:
         there = registry.known()
         raise ConfigError(f"show {kind}={name!r}: {registry.unknown(name) if there else listed(kind)}")
@@ -184,18 +186,17 @@ def _correction(name: str) -> Page:
     return Page(name, about, "", rows, f"algorithm: {{name: fedavg, correction: {{kind: {name}}}}}")
 
 
-def _page_of(of: Kind, given: EntryPoint) -> Page:
-    """Return what there is to say of a name that a package gives: whose it is, its own words, what it is called with."""
-    make = named.found(f"{of.section}: {given.name}, {package(given)}", given.value)
+def _page_of(of: Kind, name: str, make: Callable[..., Any], whose: str) -> Page:
+    """Return what there is to say of code that is not fedfleet's: whose it is, its own words, what it is called with."""
     takes = [p for p in named.parameters(make).values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     options = options_of(make) if of.registry.usual is not None else None
     rows = [] if options is None else [*fields(options)]
     rows += [
         (f"arguments.{p.name}", _annotated(p), _given(p), "") for p in takes if options is None or p.name != OPTIONS
     ]
-    said = {of.registry.key: given.name}
+    said = {of.registry.key: name}
     text = _yaml(of.section, [said] if of.listed else said)
-    return Page(given.name, _whose(given), inspect.getdoc(make) or "", tuple(rows), text)
+    return Page(name, whose, inspect.getdoc(make) or "", tuple(rows), text)
 
 
 def papers(kind: str, name: str) -> tuple[Paper, ...]:

@@ -9,16 +9,30 @@ from typing import get_args
 
 import pytest
 import yaml
+from pydantic import Field
 from rich.console import Console
 
 from fedfleet.algorithms.papers import CORRECTIONS, PAPERS
 from fedfleet.algorithms.participation import Correction
 from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.author import LocalOptions
 from fedfleet.commands import show_named
 from fedfleet.config.schema import load
 from tests.front.commands.lines import all_told
 
 Command = Callable[..., tuple[int, str, str]]
+
+
+class Mine(LocalOptions):
+    """Options of an author's own."""
+
+    heat: float = Field(default=2.0, gt=0)
+
+
+def mine(options: Mine, task: object, many: int = 3) -> None:
+    """Heat gradients."""
+
+
 KINDS = show_named.kinds()
 ALL = [(kind, name) for kind, of in KINDS.items() for name in of.registry]
 
@@ -86,6 +100,17 @@ def test_what_is_not_there_is_said_in_one_line(subtests: pytest.Subtests, comman
         ("cohort invite", "show cohort invite"),
     ]  # fmt: skip
     all_told(subtests, lambda given: command("show", *given.split()), rows)
+
+
+def test_an_authors_own_part_has_a_page(command: Command) -> None:
+    mine = f"{__name__}:mine"
+    status, page, _ = command("show", "algorithm", mine, "--json")
+    assert status == 0
+    options = {row["option"]: (row["type"], row["default"]) for row in json.loads(page)["options"]}
+    assert options["heat"] == ("number > 0", "2.0")
+    assert options["lr"][1] == "0.1"
+    assert options["arguments.many"] == ("integer", "3")
+    assert f"{__name__} has no 'mind'" in command("show", "algorithm", f"{__name__}:mind")[2]
 
 
 def test_every_algorithm_has_its_papers(command: Command) -> None:
