@@ -47,7 +47,7 @@ PLACEHOLDERS = {
     "CONFIG": "configs/cdma/digits.yaml",
     "DIR": "runs/study",
     **dict.fromkeys(["runs/tuned/best.yaml", "runs/tuned_dropout/best.yaml"], "configs/cdma/digits.yaml"),
-    **dict.fromkeys(["animals.yaml", "dropout.yaml"], "configs/cdma/digits.yaml"),
+    **dict.fromkeys(["adagrad.yaml", "animals.yaml", "dropout.yaml"], "configs/cdma/digits.yaml"),
     "task.arguments.blocks=2": "task.hidden=[2]",
     **dict.fromkeys(["executor.address=auto", "executor.address=10.0.0.1:6379"], "executor.kind=local"),
     **dict.fromkeys(
@@ -177,7 +177,7 @@ def write_files(page: Path) -> None:
 def _own_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield
-    for name in ("nets", "fleets", "stops"):
+    for name in ("nets", "fleets", "stops", "mifa", "adagrad"):
         sys.modules.pop(name, None)
 
 

@@ -194,9 +194,9 @@ def check_message(message: Message, phase: Phase) -> None:
             f"it sends {_listed(sorted(unused))}, which Phase.reduce has not: say there how it is reduced, or do not send it"
         )
     for slot, tree in message.send.items():
-        if strange := next((leaf for leaf in T.leaves(tree) if not isinstance(leaf, Tensor)), None):
+        if strange := [leaf for leaf in T.leaves(tree) if not isinstance(leaf, Tensor)]:
             raise ValueError(
-                f"its slot {slot} has {of_kind(strange)}: send tensors, such as torch.tensor(…), or put numbers into config"
+                f"its slot {slot} has {of_kind(strange[0])}: send tensors, such as torch.tensor(…), or put numbers into config"
             )
     if phase.weight not in ("uniform", "num_examples") and phase.weight not in message.config:
         raise ValueError(
