@@ -87,7 +87,7 @@ def one_line(text: object) -> str:
     """Return a text, or what an error says, on one line; of an error that cannot say it, why."""
     try:
         result = str(text)
-    except Exception as e:
+    except (Exception, SystemExit, GeneratorExit) as e:
         result = f"its text raises {type(e).__name__}"
     return _cut(printable(" ".join(result.split())))
 

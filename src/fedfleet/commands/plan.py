@@ -199,7 +199,7 @@ def _nodes(e: Executor, address: str, invite: int) -> Iterator[str]:
 
 
 def _factored(x: Experiment) -> str:
-    """Say which weights can stay factored, and what stands in the way of the others."""
+    """Say which weights can stay factored, and for which operations the others cannot."""
     if (notes := x.found) is None and x.config.executor.inner == "serial":
         return "not tried: executor.inner=serial"
     notes = notes or x.notes
@@ -213,7 +213,7 @@ def _factored(x: Experiment) -> str:
     if x.config.transforms.up:
         text += ", until transforms.up multiplies out what is sent"
     reasons = sorted({r for path in weights for r in notes.reasons.get(path, ())})
-    return f"{text}; in the way of the others: {', '.join(reasons)}" if reasons else text
+    return f"{text}; the others are stored whole, for what is done to them: {', '.join(reasons)}" if reasons else text
 
 
 def _parts(x: Experiment) -> str:

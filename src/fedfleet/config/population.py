@@ -95,7 +95,7 @@ def check_undealt(config: Config, name: str) -> None:
     """Refuse a partition of data that come in clients. Raises ConfigError."""
     if (kind := config.population.partition.kind) != "iid":
         raise ConfigError(
-            f"population.partition={kind!r}: the data set {name!r} comes in clients: leave it out, or at iid"
+            f"population.partition={kind!r}: the data set {name!r} comes in clients: leave it out, or give iid"
         )
 
 

@@ -56,13 +56,26 @@ class Mute(Exception):
         raise ValueError("no words")
 
 
+class EndingMute(Exception):
+    """An error whose words would end the program."""
+
+    def __str__(self) -> str:
+        raise SystemExit(0)
+
+
 class Ending(BaseException):
     """An author's own way to end a program."""
 
 
 ERRORS = [
     *(ZeroDivisionError(), SystemExit(0), SystemExit("done"), KeyboardInterrupt(), GeneratorExit(), Ending("mine")),
-    *(asyncio.CancelledError(), BaseExceptionGroup("several", [KeyboardInterrupt()]), MemoryError(), Mute()),
+    *(
+        asyncio.CancelledError(),
+        BaseExceptionGroup("several", [KeyboardInterrupt()]),
+        MemoryError(),
+        Mute(),
+        EndingMute(),
+    ),
     *(ValueError("two\nlines \x1b[31m"), ValueError("long " * 100_000), ValueError("half \ud83d")),
 ]
 
