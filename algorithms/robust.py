@@ -221,10 +221,11 @@ class Trusting(NamedTuple):
 def _trusting(inner: Algorithm, name: str) -> Algorithm:
     """Return an algorithm with FLTrust in the place of its mean. Raises ConfigError where the server cannot do clients' work."""
     phases = stored(inner)
+    models = {p.name: slot for p in inner.phases if (slot := p.model or p.difference)}
     mine = {
-        p.name: replace(p, name=f"root_{p.name}", reduce={slot: Mean(weighted=False)})
+        p.name: replace(p, name=f"root_{p.name}", reduce={slot: Mean(weighted=False) for slot in p.reduce})
         for p in inner.phases
-        if (slot := p.model or p.difference)
+        if p.name in models
     }
     if any(stage.batches.held_out for p in mine.values() for stage in p.work.loops):
         raise ConfigError(
@@ -245,7 +246,7 @@ def _trusting(inner: Algorithm, name: str) -> Algorithm:
             done = rnd.at_server(mine[phase], shared=shared, client_state=client_state.get(phase), steps=steps)
             if done.client_state is not None:
                 client_state[phase] = done.client_state
-            (root,) = map(trainable, done.values.values())
+            root = trainable(done.values[models[phase]])
             counts, scores = _trusted(given, root)
             trusted.append(float((scores > 0).double().mean()))
             return given.moved(counts, scores if scores.any() else None)

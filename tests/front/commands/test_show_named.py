@@ -109,7 +109,7 @@ def test_an_authors_own_part_has_a_page(command: Command) -> None:
     options = {row["option"]: (row["type"], row["default"]) for row in json.loads(page)["options"]}
     assert options["heat"] == ("number > 0", "2.0")
     assert options["lr"][1] == "0.1"
-    assert options["arguments.many"] == ("integer", "3")
+    assert options["arguments.many"] == ("int", "3")
     assert f"{__name__} has no 'mind'" in command("show", "algorithm", f"{__name__}:mind")[2]
 
 
