@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 import fedfleet
 from fedfleet.commands import invert as inverting
-from fedfleet.datasets.files import data_dir
 
 ONE = {
     "rounds": 3, "population": {"clients": 1400}, "task": {"model": "logistic"},
@@ -126,7 +125,7 @@ REFUSED = [
     (["--labels", "some"], "--labels 'some'"), (["--round", "3"], "--round 3: the run has rounds 0 to 2"),
     (["--method", "dlg", "--tv", "1"], "--tv 1"), (["--method", "closed", *FOUR], "--method closed"),
     (["--method", "closed", SENT], "--method closed"), (["--labels", "inferred", SENT], "--labels inferred"),
-    (TEXTS, "task.name='language_model'"), (["--out", "."], "--out ."),
+    (["--out", "."], "--out ."),
     (["vary={algorithm.lr: [1, 2]}"], "vary={'algorithm.lr': [1, 2]}: 2 different runs"),
 ]  # fmt: skip
 
@@ -134,8 +133,15 @@ REFUSED = [
 def test_what_is_refused_is_said_in_a_line(subtests, command, one):
     for words, said in REFUSED:
         with subtests.test(str(words)):
-            if words is TEXTS and not (data_dir() / "text" / "document.txt").exists():
-                pytest.skip("no real data: set FEDFLEET_DATA")
-            status, _, err = command("invert", one, *words)
-            assert (status, err.splitlines()[-1][: 7 + len(said)]) == (2, f"error: {said}")
-            assert not Path("runs").exists()
+            check_refused(command, one, words, said)
+
+
+@pytest.mark.data("text/document.txt")
+def test_texts_are_refused(command, one):
+    check_refused(command, one, TEXTS, "task.name='language_model'")
+
+
+def check_refused(command, folder: Path, words: list[str], said: str) -> None:
+    status, _, err = command("invert", folder, *words)
+    assert (status, err.splitlines()[-1][: 7 + len(said)]) == (2, f"error: {said}")
+    assert not Path("runs").exists()
