@@ -30,7 +30,7 @@ const overflow = (frame) => frame.contentDocument.scrollingElement.scrollWidth -
 addEventListener("load", async () => {
   const phone = document.getElementById("phone"), page = phone.contentDocument, root = page.documentElement;
   told.script = root.classList.contains("script");
-  told.stranger = page.title.includes("stranger") || "stranger" in phone.contentWindow;
+  told.stranger = page.title === "stranger" || "stranger" in phone.contentWindow;
   told.overflow = [overflow(phone), overflow(document.getElementById("desktop"))];
   told.scrolls = [...page.querySelectorAll(".scroll")].some((box) => box.scrollWidth > box.clientWidth);
   const figure = page.getElementById("metric-accuracy"), live = figure.querySelector(".live"), svg = live.querySelector("svg");
