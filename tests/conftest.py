@@ -79,7 +79,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Leave what was imported and collected out of the collector's later rounds, which took a twelfth of the time."""
+    """Leave what was imported and collected out of the collector's later rounds."""
     gc.collect()
     gc.freeze()
 

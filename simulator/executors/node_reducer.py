@@ -18,7 +18,7 @@ from fedfleet.simulator.executors.worker import prepare
 
 
 class Joined(NamedTuple):
-    """What was joined, and the node on which, with the author's modules that were loaded for it."""
+    """A joined result, and the node on which it was joined, with the author's modules that were loaded for it."""
 
     result: Any
     place: Place

@@ -50,12 +50,12 @@ class Across(Options):
 
 
 class Block(Options):
-    """What a paper prints of one setting."""
+    """Printed numbers of one setting."""
 
     where: dict[str, Any] = Field(min_length=1)
     """Dotted key -> value that a configuration of this setting has there."""
     source: str
-    """Which table, and which part of it."""
+    """The table, and the part of it."""
     paper: dict[str, Printed]
     """Row -> column -> what is printed there."""
 

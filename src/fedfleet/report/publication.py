@@ -59,11 +59,11 @@ def of_study(tables: Tables, out: Path, width: float = COLUMN) -> list[Path]:
     """Write a figure a metric and panel, a diagram of critical differences a metric, and tables; as ``of_runs``."""
     if not tables.metrics:
         return []
-    key = next(iter(tables.varied))
+    key, parts = next(iter(tables.varied)), [*study_figures.parts(tables)]
     figures: dict[str, Figure | None] = {}
     with _style():
         for metric in tables.parted[0]:
-            for part in study_figures.parts(tables):
+            for part in parts:
                 name = " ".join(filter(None, [f"final-{metric}-by-{key}", part.name]))
                 figures[name] = study_figures.panel(tables, part, f"final/{metric}", width, RATIO * width)
             figures[f"ranks-{metric}"] = study_figures.ranking(tables, metric, width)

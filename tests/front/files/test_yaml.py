@@ -101,7 +101,7 @@ TAGGED = {
     "seq": ("[1]",),
     "map": ("{x: 1}",),
 }
-"""What may stand behind each tag of plain data."""
+"""Values that may stand behind each tag of plain data."""
 ELSE = (
     "x",
     "0",

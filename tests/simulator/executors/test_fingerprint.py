@@ -218,7 +218,7 @@ def load(name):
 
 
 class Loading:
-    """How a task is shared that loads something as its parts are joined."""
+    """Sharing of a task that loads something as its parts are joined."""
 
     def join(self, parts, results):
         load(*parts)
@@ -507,7 +507,7 @@ def test_a_module_that_is_another_on_a_node_is_seen_though_it_comes_late(tmp_pat
 
 
 class Whole:
-    """How the two halves of a task are shared, which needs a module, that of another node, as they are joined."""
+    """Sharing of the two halves of a task, which needs a module, that of another node, as they are joined."""
 
     def __init__(self, folder):
         self.folder = folder
