@@ -36,6 +36,7 @@ def test_exponentiated_gradient():
     near(trace(run(TWO, 3, dual={"kind": "entropy", "lr": 0.1})), wanted, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_mean_of_the_points_comes_to_the_saddle():
     *_, last = run(TWO, 400, lr=0.05, dual={"lr": 0.05}, average=True)
     assert float(last.z_mean["x"]["w"]) == pytest.approx(2.0, abs=0.02)
@@ -294,6 +295,7 @@ class Coin(Bowl):
         return batch.mean(torch.nn.functional.softplus(z["x"]["w"]) - one * z["x"]["w"]), {}
 
 
+@pytest.mark.slow
 def test_the_gap_that_shows_the_propositions_constant():
     """9.2, item 12: empirical risk gives label 1 three quarters, agnostic loss log(4 / sqrt 3); the agnostic optimum is log 2."""
     where = World(Coin(), world([(1, 0), (1, 0)], [(1, 0), (0, 0)]).population)

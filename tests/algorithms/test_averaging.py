@@ -130,6 +130,7 @@ def test_one_client_is_centralised_sgd_with_momentum():
     torch.testing.assert_close(flat(found), flat(T.map(torch.detach, z)), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_scaffold_finds_the_optimum_that_fedavg_misses():
     ends = {name: w(play(build(name, PULL.task, **TWO), PULL, 300)[-1]) for name in ("fedavg", "scaffold")}
     assert ends["scaffold"] == pytest.approx(OPTIMUM, abs=1e-6)

@@ -30,6 +30,7 @@ from fedfleet.simulator.held_out import HeldOut
 from fedfleet.simulator.work import Batch, BatchPlan
 from fedfleet.tasks.alike import by_head
 from fedfleet.tasks.body_and_head import BodyAndHead
+from tests.parts import slow_but
 
 EVERY, CLIENTS, THREE = BODY + HEAD, 8, BatchPlan(size=B, steps=3)
 SOME = Siwer(low=0.55, high=0.6)  # 3 of 5
@@ -334,7 +335,7 @@ def test_a_domain_of_one_example_has_no_covariance():
     assert known.config == {"factor": 4.0}
 
 
-@pytest.mark.parametrize("name", ["irm", "vrex", "coral", "mmd", "fishr"])
+@pytest.mark.parametrize("name", slow_but(["irm", "vrex", "coral", "mmd", "fishr"], "irm", "fishr"))
 def test_without_a_penalty_it_is_fedavg(name):
     given = {"steps": 1, "batch_size": 1000, "weight": "num_examples"}
     with_none = run(name, APART, CLIENTS, WaitAll(), penalty=0.0, anneal_rounds=2, **given)

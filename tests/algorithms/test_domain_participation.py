@@ -243,6 +243,7 @@ def test_memory_is_the_whole_round_where_all_are_heard():
         torch.testing.assert_close(one.state.losses, other.state.losses, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_memory_comes_to_the_saddle_and_says_nothing_of_domains_never_heard():
     options = {"batch_size": None, "average": False, "lr": 0.1, "dual": {"lr": 0.006}, "correction": "memory"}
     made = build("afl", TOY.task, CohortOptions(size=2), **options)

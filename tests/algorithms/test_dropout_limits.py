@@ -240,6 +240,7 @@ FLAT = sum(s * c for s, c in zip(SHRINK, (0, 1, 4, -1), strict=True)) / sum(SHRI
 """Resting point of MoFedSAM: its momentum is 0 there, so each client goes 1 - (1 - .15 a)^3 of its way."""
 
 
+@pytest.mark.slow
 def test_memory_brings_mofedsam_where_it_comes_when_all_are_heard():
     options = {"steps": 3, "lr": 0.25, "batch_size": 1, "rho": 0.0, "share": 0.6}
     whole = play(build("mofedsam", BOWLS.task, ALL, **options), BOWLS, 40)
@@ -320,6 +321,7 @@ PARTIAL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARTIAL)
 def test_duals_and_controls_bring_the_saddle_whoever_is_heard(name):
     made = build(name, GAMES.task, ALL, steps=5, lr=0.05, batch_size=1, **PARTIAL[name])

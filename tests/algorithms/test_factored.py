@@ -22,6 +22,7 @@ from fedfleet.simulator.block.gradient import EngineOps
 from fedfleet.simulator.driver import probe as trying
 from fedfleet.simulator.driver.probe import probe
 from fedfleet.simulator.work import Batch, Objective
+from tests.parts import slow_but
 
 
 def cohort(name: str) -> CohortOptions:
@@ -212,7 +213,9 @@ def test_a_view_of_a_weight_is_another_use_of_it(view):
     assert "w" in str(notes.dense)
 
 
-@pytest.mark.parametrize("name", [name for name, (task, _) in CASES.items() if task == "auc"])
+@pytest.mark.parametrize(
+    "name", slow_but([name for name, (task, _) in CASES.items() if task == "auc"], "cdma_ada", "cdma_one", "afl")
+)
 def test_robust_training_is_exact_and_uses_its_weights_in_layers_alone(name):
     where = world("robust", "mlp")
     z = T.map(torch.Tensor.double, where.task.init(0))

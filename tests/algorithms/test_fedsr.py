@@ -27,6 +27,7 @@ from fedfleet.simulator.fleet.responses import Outcome
 from fedfleet.simulator.work import Batch, BatchPlan
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.registry import TASKS
+from tests.parts import slow_but
 
 LR, LATENT, CLASSES = 0.2, 4, 10
 Params = dict[str, Tensor]
@@ -96,7 +97,7 @@ def same(found: Params, wanted: Params) -> None:
         torch.testing.assert_close(leaf, wanted[name], rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("weight", ["uniform", "num_examples"])
+@pytest.mark.parametrize("weight", slow_but(["uniform", "num_examples"], "num_examples"))
 def test_rounds_are_those_by_hand(weight):
     z, kept, again = START, dict.fromkeys(range(8), OWN), 0
     for t, record in enumerate(run(l2r=0.3, cmi=0.2, weight=weight, rounds=6, lr_schedule={"kind": "power"})):

@@ -23,6 +23,7 @@ from fedfleet.simulator.fleet.availability import Bernoulli
 from fedfleet.simulator.fleet.policies import Siwer
 from fedfleet.simulator.fleet.responses import Federation, Outcome
 from fedfleet.simulator.work import BatchPlan, Message, Phase
+from tests.parts import slow_but
 
 WHERE = digits("classification", "dirichlet", alpha=1.0, min_size=8)
 OMG = build("omg", WHERE.task, CohortOptions(size=7), of={"name": "fedavg", "steps": 3, "batch_size": 7})
@@ -66,7 +67,7 @@ WATCHED = {
 }
 
 
-@pytest.mark.parametrize("case", ["all heard", "factored"])
+@pytest.mark.parametrize("case", slow_but(["all heard", "factored"], "factored"))
 @pytest.mark.parametrize("name", WATCHED)
 def test_uploads_kept_for_their_cosines_lie_in_the_file_once(name, case, monkeypatch):
     plain, seen, written = WATCHED[name], cosines.watched(WATCHED[name], 1), []

@@ -19,6 +19,7 @@ from fedfleet.simulator.block.batches import schedule
 from fedfleet.simulator.work import Batch, BatchPlan, StepInfo
 from fedfleet.tasks.stateful import Dropout
 from fedfleet.tasks.two_heads_nets import NETS
+from tests.parts import slow_but
 
 ONE = CohortOptions(size=1)
 BATCH, LR, EPOCHS = 12, 0.05, 2
@@ -41,7 +42,9 @@ def mixed(sizes: tuple[int, ...], **task) -> World:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("task", [{"double_softmax": False}, {"model": "digits_small"}], ids=["mlp", "statistics"])
+@pytest.mark.parametrize(
+    "task", slow_but([{"double_softmax": False}, {"model": "digits_small"}], {"model": "digits_small"})
+)
 def test_rounds_are_those_of_torch(rule, task):
     where = mixed((40,), **task)
     ours, make, theirs = RULES[rule]

@@ -89,7 +89,7 @@ def own_logits(name: str, z: Params, client_state: Params, rows: Any, held: Tens
     return logits({**z, **client_state}, held)
 
 
-@pytest.mark.parametrize("inner", ["serial", "batched"])
+@pytest.mark.parametrize("inner", slow_but(["serial", "batched"], "batched"))
 @pytest.mark.parametrize("name", BY_HAND)
 def test_own_models_are_those_by_hand(name, inner):
     client, more, travels, stays = BY_HAND[name]

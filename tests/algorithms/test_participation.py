@@ -23,6 +23,7 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.driver.state import ClientStore
 from fedfleet.simulator.fleet.availability import Bernoulli
 from fedfleet.simulator.fleet.responses import Federation
+from tests.parts import slow_but
 
 ALL = CohortOptions(size=4)
 TWO = {"steps": 2, "lr": 0.1, "batch_size": 1}
@@ -442,7 +443,7 @@ def test_two_of_four_invited_the_mean_is_right():
 
 
 @pytest.mark.parametrize("name", ["cdma_one", "cdma_ada"])
-@pytest.mark.parametrize("kind", ["fedvarp", "mifa"])
+@pytest.mark.parametrize("kind", slow_but(["fedvarp", "mifa"], "mifa"))
 def test_cdma_with_memory_comes_to_the_saddle(name, kind):
     """Also where the same clients are heard in both phases, which biases plain CDMA even at equal chances."""
     options = {"alpha": 0.7} if name == "cdma_ada" else {}

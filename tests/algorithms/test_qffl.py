@@ -37,6 +37,7 @@ def test_without_fairness_it_is_fedavg():
         torch.testing.assert_close(flat(a), flat(b), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_more_fairness_evens_out_the_losses():
     gaps = []
     for q in (0.0, 1.0, 5.0):

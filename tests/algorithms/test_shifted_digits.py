@@ -30,6 +30,7 @@ def test_a_quarter_turn_three_times_less_is_thirty_degrees():
     assert float(quarter) < 0.25 < float((turned - blob).abs().max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ["source only", "central SGDA", "FedMM p=1, mu=0.5, eta3=0.3"])
 def test_rows_run(row):
     name, p, options = ROWS[row]

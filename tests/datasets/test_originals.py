@@ -176,6 +176,7 @@ class Crashing:
         return os._exit, (1,)
 
 
+@pytest.mark.slow
 def test_a_file_that_crashes_its_reader_is_refused_and_the_next_one_read(tmp_path, monkeypatch):
     savemat(tmp_path / "a.mat", {"X": pixels(1, 5, 4)})
     with monkeypatch.context() as patched:

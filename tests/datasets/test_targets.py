@@ -204,6 +204,7 @@ class Scoring(nn.Module):
         return (self.score(tokens)[..., 0] * mask).sum(1) / mask.sum(1)
 
 
+@pytest.mark.slow
 @needs_hf
 def test_scores_of_texts_are_learnt_from_each_source(tmp_path):
     import datasets

@@ -84,6 +84,7 @@ def test_wheel_and_source_hold_every_module_once(built):
         assert not [n for n in names if n.startswith((*(f"{folder}/" for folder in (*FOLDERS, "configs")), "tests/"))]
 
 
+@pytest.mark.slow
 def test_the_metadata_says_what_the_package_is(built):
     (wheel,) = built.glob("fedfleet-*.whl")
     with zipfile.ZipFile(wheel) as opened:

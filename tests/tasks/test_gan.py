@@ -27,6 +27,7 @@ from fedfleet.tasks.gan import Gan, GanOptions
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.scores import frechet_distance, inception_score
 from tests.algorithms.harness import build, digits, flat, play
+from tests.parts import slow_but
 from tests.refusals import tells
 
 SMALL = DataShape((1, 8, 8), 10)
@@ -118,7 +119,7 @@ def test_frechet_distance():
     assert frechet_distance(a, b) == pytest.approx(want, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", ["cdma_ada", "codasca", "extra_step", "local_sgda_plus"])
+@pytest.mark.parametrize("name", slow_but(["cdma_ada", "codasca", "extra_step", "local_sgda_plus"], "cdma_ada"))
 def test_one_client_at_a_time_is_many_at_once(name):
     world = digits("gan", "quantity_skew", net={"width": 0.0625}, alpha=1.0, min_size=8)
     options = {"steps": 2, "batch_size": 7, "lr": 0.01}
@@ -185,6 +186,7 @@ def test_a_run_is_scored_by_a_classifier_that_is_trained_once(tmp_path, monkeypa
     assert json.loads((again.folder / "summary.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_the_classifier_has_learnt_something():
     digits = load(None)  # type: ignore[arg-type]
     told = []
@@ -276,6 +278,7 @@ def test_a_resnet_judges_images(shape):
     assert sum(p.numel() for p in made.parameters()) == 11_176_512 - 3 * 64 * 49 + shape[0] * 64 * 49 + 64 + 512 * 7 + 7
 
 
+@pytest.mark.slow
 def test_inception_judges_images_by_the_weights_in_torchs_cache(tmp_path, monkeypatch):
     """Random weights in the place of torchvision's: images of any size, grey or not, give 2048 features."""
     path = tmp_path / "checkpoints" / scorer.INCEPTION

@@ -121,6 +121,7 @@ def test_a_shell_completes_commands_options_and_names_without_arithmetic(
     assert HEAVY.isdisjoint(done.stderr.split())
 
 
+@pytest.mark.slow
 def test_a_worker_imports_what_blocks_need_alone() -> None:
     needed = "fedfleet.simulator.executors.actor, fedfleet.tasks.registry, fedfleet.datasets.registry"
     code = f"import sys, {needed}; print(*(name for name in sys.modules if '.' not in name))"
@@ -349,6 +350,7 @@ def test_a_terminal_gets_one_live_line(tmp_path: Path) -> None:
     assert stays, "an evaluation stays above the line that moves"
 
 
+@pytest.mark.slow
 def test_letters_that_a_terminal_has_not_are_replaced(tmp_path, monkeypatch):
     given = {"label": "é 日本", "rounds": 1, "population": {"clients": 4}, "cohort": {"size": 2}}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(given, allow_unicode=True), encoding="utf-8")

@@ -63,6 +63,7 @@ def test_what_is_written(runs: fedfleet.Runs, tmp_path: Path, command) -> None:
     assert keys == set(re.findall(r"@\w+\{(.*?),", bib))
 
 
+@pytest.mark.slow
 def test_methods_tell_options_that_are_no_defaults_and_those_alone(runs: fedfleet.Runs) -> None:
     plain = publish.methods({"x": [read(runs[0].folder)]}, {"cohort.size": [5, 2]}, None, ranked=False)
     assert "momentum" not in plain

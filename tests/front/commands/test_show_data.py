@@ -90,6 +90,7 @@ def test_domains_and_targets(command, tiny):
     assert [t.get_text() for t in drawn.axes[2].get_yticklabels()][1].endswith("(target)")
 
 
+@pytest.mark.slow
 def test_the_picture_is_the_same_bytes_each_time(command, tiny, tmp_path):
     for suffix, begin in ((".svg", b"<?xml"), (".png", b"\x89PNG")):
         paths = [tmp_path / f"{name}{suffix}" for name in "ab"]

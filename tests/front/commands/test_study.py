@@ -161,6 +161,7 @@ def test_every_seed_may_deal_anew_and_a_difference_may_be_sought(config, tmp_pat
     assert there.summary["final"] == alone.summary["final"]
 
 
+@pytest.mark.slow
 def test_finished_trials_are_kept_and_the_rest_is_run(done, tmp_path, monkeypatch):
     out = tmp_path / "study"
     shutil.copytree(done, out)

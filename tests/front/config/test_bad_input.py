@@ -88,6 +88,7 @@ def test_one_line_exit_two_nothing_written(subtests, command, no_ray, tmp_path, 
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_ray_is_not_even_imported_for_bad_input(tmp_path, config):
     words = ["fedfleet", "run", config, "cohort.size=31", "--out", str(tmp_path / "out")]
     code = f"import sys\nfrom fedfleet.commands import cli\nsys.argv = {words}\n"

@@ -22,6 +22,7 @@ from fedfleet.middleware.privacy.noise import Ledger
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.fleet.selection import RoundRobin
+from tests.parts import slow_but
 from tests.refusals import all_refused
 
 BASE: dict[str, Any] = {
@@ -45,6 +46,7 @@ def asked(event: Any, times: int, delta: float) -> float:
     return accountant.compose(dp_accounting.SelfComposedDpEvent(event, times)).get_epsilon(delta)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "z", "exchanges", "delta"), FINER)
 def test_poisson_sampling_is_reckoned_as_by_finer_distributions_and_never_as_less(rate, z, exchanges, delta):
     exact = asked(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(z)), exchanges, delta)
@@ -83,6 +85,7 @@ def test_known_participation_is_reckoned_as_by_the_closed_form_and_by_compositio
     assert accounting.of_participation(z, 0.0, delta) == 0
 
 
+@pytest.mark.slow
 def test_the_noise_of_a_published_setting_is_found():
     """CIFAR10 in pfl-research: noise for cohorts of 1,000 of a million clients, 1,500 rounds, (2, 10^-6)."""
     z = accounting.least_multiplier(2.0, lambda z: accounting.of_sampling(z, 1e-3, 1500, 1e-6))
@@ -167,7 +170,7 @@ class Told(fedfleet.Callback):
         self.said.append(text)
 
 
-@pytest.mark.parametrize("selection", ["poisson", "uniform", "round_robin"])
+@pytest.mark.parametrize("selection", slow_but(["poisson", "uniform", "round_robin"], "poisson"))
 def test_a_run_ends_before_the_round_that_could_spend_too_much(tmp_path, selection):
     found = run(tmp_path, selection=selection, privacy__epsilon=4.0, rounds=60)
     told = found.summary
@@ -292,6 +295,7 @@ def test_where_sampling_does_not_count_participation_does(subtests):
             assert "as if all knew who was heard" in dict(describe(x))["privacy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", ["batched", "factored"])
 def test_a_norm_that_follows_is_the_same_in_blocks_that_are_captured(tmp_path, inner):
     given = {

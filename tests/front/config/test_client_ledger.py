@@ -100,6 +100,7 @@ def test_void_attempts_make_nobody_asked_in_turn_spend_more_than_is_promised(tmp
     assert found.summary["privacy"]["epsilon"] <= found.summary["privacy"]["budget"]
 
 
+@pytest.mark.slow
 def test_noise_found_for_examples_lasts_though_attempts_are_void(tmp_path):
     hidden = {"privacy": None, "example_privacy": {"clip_norm": 1.0, "delta": 1e-5, "epsilon": 3}}
     found = fedfleet.run(BASE, {"selection": "round_robin", **FEW, **hidden}, out=tmp_path / "run")

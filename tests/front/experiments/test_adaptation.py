@@ -8,6 +8,7 @@ import pytest
 
 import fedfleet
 from tests.front.experiments.resuming import THREE
+from tests.parts import slow_but
 from tests.refusals import all_say
 
 BASE: dict[str, Any] = {
@@ -21,7 +22,10 @@ BASE: dict[str, Any] = {
 ONE_STEP = ("fedsgda", "gt_hsgd")
 
 
-@pytest.mark.parametrize("name", ["fedmm", "fedavg_sgda", "fedprox_sgda", "fedsgda", "fedrobust", "gt_gda", "gt_hsgd"])
+@pytest.mark.parametrize(
+    "name",
+    slow_but(["fedmm", "fedavg_sgda", "fedprox_sgda", "fedsgda", "fedrobust", "gt_gda", "gt_hsgd"], "fedmm", "fedsgda"),
+)
 def test_a_run_measures_both_domains_and_the_adversary(tmp_path, name):
     changes = {"algorithm": {"name": name, "batch_size": 20, "lr": 0.05, "steps": 1 if name in ONE_STEP else 3}}
     run = fedfleet.run(BASE, changes, out=tmp_path / "run")

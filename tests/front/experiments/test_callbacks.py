@@ -70,7 +70,12 @@ def test_they_are_told_of_everything_in_order(tmp_path):
     assert [row["round"] for row in again.begun.rows] == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("stop", "rounds"), [("round 0", 1), ("evaluation 2", 2), ("round 1", 2), ("round 4", 5)])
+@pytest.mark.parametrize(
+    ("stop", "rounds"),
+    slow_but(
+        [("round 0", 1), ("evaluation 2", 2), ("round 1", 2), ("round 4", 5)], ("round 1", 2), ("evaluation 2", 2)
+    ),
+)
 def test_one_may_stop_the_run_which_then_may_go_on(tmp_path, stop, rounds):
     whole = fedfleet.run(SMALL, out=tmp_path / "whole").folder
     run = fedfleet.run(SMALL, out=tmp_path / "run", callbacks=[Notes(), Notes(stop)])

@@ -71,7 +71,7 @@ def test_a_robust_task_is_counted_under_its_perturbation_and_one_without_classes
 
 
 @pytest.mark.parametrize(("loss", "outputs", "y"), [
-    ("cross_entropy", 3, [0, 1, 2]), ("bce_with_logits", 1, [0, 1, 1]),
+    ("cross_entropy", 3, [0, 1, 2]), pytest.param("bce_with_logits", 1, [0, 1, 1], marks=pytest.mark.slow),
     (lambda outputs, y: nn.functional.cross_entropy(outputs, y, reduction="none"), 3, [0, 1, 2]),
 ])  # fmt: skip
 def test_a_net_of_ones_own_is_counted_where_an_example_has_a_class(tmp_path, loss, outputs, y):

@@ -68,6 +68,7 @@ def test_fedavg_is_measured_by_domain_too(tmp_path):
     assert done.summary["domains"] == ["1", "4", "8"]
 
 
+@pytest.mark.slow
 def test_the_report_calls_domains_by_their_names(run, tmp_path):
     assert run.summary["domains"] == ["1", "4", "8"]
     groups = {"run": [read_run(run.folder)]}
@@ -183,6 +184,7 @@ def test_drfa_with_every_client_a_domain(tmp_path):
     assert last.max() < 3
 
 
+@pytest.mark.slow
 def test_the_agnostic_model_is_better_where_the_other_is_worst(tmp_path):
     """The largest loss of a domain is lower at the end, with every example in every step."""
     more = {"population.dataset.classes": [1, 8, 9, 5], "population.clients": 12, "cohort.size": 12, "rounds": 60}
@@ -197,6 +199,7 @@ def test_the_agnostic_model_is_better_where_the_other_is_worst(tmp_path):
     assert worst["agnostic"] < 0.9 * worst["uniform"]
 
 
+@pytest.mark.slow
 def test_the_report_draws_lambda(run, tmp_path):
     page = write_report([run.folder], tmp_path)
     text = page.read_text(encoding="utf-8")
@@ -273,6 +276,7 @@ def test_a_table_is_written_though_runs_failed(tmp_path, command):
     assert json.loads((tmp_path / "out" / "table.json").read_text())["diverging"]["all"] == [None, None]
 
 
+@pytest.mark.slow
 def test_a_papers_table(tmp_path, command, monkeypatch):
     compare = {"plain": {"algorithm.dual.lambda_set.kind": "sizes"}, "agnostic": {}}
     (tmp_path / "digits.yaml").write_text(json.dumps({**BASE, "seeds": [0, 1], "compare": compare}))

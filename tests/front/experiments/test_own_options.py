@@ -47,6 +47,7 @@ def mifa(beside: Path):
     sys.modules.pop("mifa", None)
 
 
+@pytest.mark.slow
 def test_mifa_of_the_page_is_the_ready_one_for_every_learning_rate(mifa, tmp_path):
     lines = [line for line in (mifa / "mifa.py").read_text().splitlines() if line.strip()]
     docstrings = [

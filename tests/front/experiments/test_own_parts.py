@@ -116,6 +116,7 @@ def test_arguments_count(tmp_path):
         assert other.rounds[column].tolist() != one.rounds[column].tolist()[:2]
 
 
+@pytest.mark.slow
 def test_they_go_on_to_the_bit_and_with_the_same_code_alone(folder, monkeypatch, tmp_path):
     whole = fedfleet.run(folder / "run.yaml", {"callbacks": None}, out=tmp_path / "whole")
     run = fedfleet.run(folder / "run.yaml", out=tmp_path / "run")

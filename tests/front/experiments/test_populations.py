@@ -39,6 +39,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_ten_thousand_million_clients(tmp_path):
     run = fedfleet.run(SMALL, out=tmp_path / "run")
     outcomes = run.table("outcomes")

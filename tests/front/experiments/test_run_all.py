@@ -126,6 +126,7 @@ def test_more_are_run_beside_those_that_are_there_and_all_are_opened(subtests, t
     all_say(subtests, fedfleet.open_runs, rows)
 
 
+@pytest.mark.slow
 def test_what_is_given_to_all_and_means_nothing_to_some_is_told(tmp_path: Path):
     algorithm = {"name": "fedavg", "batch_size": 5, "client_optimizer": "adam", "epochs": 1}
     compare = {

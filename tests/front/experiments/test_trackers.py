@@ -254,6 +254,7 @@ def test_runs_of_a_study_have_a_run_each(tmp_path, command):
     assert lines == {**dict.fromkeys(names, 4), **{f"{n}-2": 5 for n in names}}
 
 
+@pytest.mark.slow
 def test_where_a_run_is_tracked_does_not_tell_it_from_others(tmp_path, command):
     (tmp_path / "c.yaml").write_text(json.dumps({**SMALL, "rounds": 2}))
     study = ["study", "c.yaml", "--vary", "algorithm.lr=0.1,0.2", "--jobs", 1, "--out", "s"]

@@ -40,6 +40,7 @@ def told(folder: Path) -> dict:
     return json.loads((folder / "inversion.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "more"), [("closed", []), ("dlg", []), ("cosine", ["--tv", "1e-7", "--iterations", 400])]
 )

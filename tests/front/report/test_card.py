@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import yaml
 
 from fedfleet.report import write_card, write_report
@@ -67,6 +68,7 @@ def test_the_two_players_of_a_game_are_read_as_tensors(tmp_path: Path) -> None:
     assert 'load_file("model.safetensors")' in text
 
 
+@pytest.mark.slow
 def test_runs_without_a_model_have_no_card_and_a_report_writes_none(tmp_path: Path) -> None:
     first, second = make_run(tmp_path / "all" / "a"), make_run(tmp_path / "all" / "b")
     write_card(first)

@@ -59,6 +59,7 @@ def test_the_table_by_domain_has_seeds_and_labels(tmp_path: Path) -> None:
     assert "last evaluation domain 0 domain 1 domain 2" in text
 
 
+@pytest.mark.slow
 def test_one_domain_or_very_many_have_no_table_and_runs_without_cosines_no_figure(tmp_path: Path) -> None:
     for count in (1, 15):
         folder = make_run(tmp_path / str(count))
@@ -82,6 +83,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> dict[str, Figure]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_domains_of_which_nothing_is_known_in_the_end_and_points_between_gaps(tmp_path: Path, kept: Any) -> None:
     folder = run(tmp_path / "run")

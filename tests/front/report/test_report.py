@@ -36,6 +36,7 @@ def test_one_run(tmp_path: Path) -> None:
     assert {"class": "badge finished"} in page.all("span")
 
 
+@pytest.mark.slow
 def test_wide_metric_figure_shrinks_with_what_is_missing(tmp_path: Path) -> None:
     def width(name: str, table: pd.DataFrame) -> int:
         write_report([make_run(tmp_path / name, rounds=table)], tmp_path / f"{name}-out")
@@ -61,6 +62,7 @@ def test_comparison_groups_seeds_by_label(tmp_path: Path) -> None:
     assert figures(tmp_path / "apart") == figures(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_traffic_is_told_in_bytes_where_numbers_are_sent_at_other_widths(tmp_path: Path) -> None:
     halved = {"algorithm": {"name": "fedavg"}, "transforms": {"up": ["bf16"], "down": []}}
     table = rounds_table(4)
@@ -74,6 +76,7 @@ def test_traffic_is_told_in_bytes_where_numbers_are_sent_at_other_widths(tmp_pat
     assert "against rounds, floats received by the server and virtual time" in alone.text
 
 
+@pytest.mark.slow
 def test_what_it_took_to_reach_a_value(tmp_path: Path) -> None:
     """Of two seeds of A after rounds 3 and 2, of B never."""
     for seed, accuracy in ((0, [0.1, 0.2, 0.5, 0.5]), (1, [0.1, 0.5, 0.4, 0.4])):
@@ -113,6 +116,7 @@ def test_what_was_made_in_python_is_told_apart_by_name_source_and_options(tmp_pa
     assert "4 runs under 3 labels" in text
 
 
+@pytest.mark.slow
 def test_a_label_is_the_algorithm_and_what_differs_but_where_and_how_long_a_run_was_computed(tmp_path: Path) -> None:
     for seed, step in ((0, 0.1), (1, 1.0)):
         config: dict[str, Any] = {"seed": 3, "algorithm": {"name": "fedavg", "eta": step}}
@@ -137,6 +141,7 @@ def test_numbers_in_names_are_compared_as_numbers_and_folders_no_deeper_than_thr
         assert sorted(reversed(paths), key=report._natural) == paths
 
 
+@pytest.mark.slow
 def test_status_is_the_worst_the_same_seed_twice_is_noted_and_the_same_folder_twice_is_one(tmp_path: Path) -> None:
     first = make_run(tmp_path / "runs" / "a")
     make_run(tmp_path / "runs" / "b", summary={"status": "failed", "error": "client 7: no such file"})
@@ -219,6 +224,7 @@ def test_diverged_values_do_not_stop_the_report(tmp_path: Path) -> None:
     assert "final accuracy 0.3" in page.text
 
 
+@pytest.mark.slow
 def test_metric_names_that_look_alike_get_files_of_their_own(tmp_path: Path) -> None:
     table = rounds_table(4).assign(**{name: 0.5 for name in ("eval/../accuracy", "eval/accuracy/")})
     write_report([make_run(tmp_path / "run", rounds=table)], tmp_path / "out")
@@ -226,6 +232,7 @@ def test_metric_names_that_look_alike_get_files_of_their_own(tmp_path: Path) -> 
     assert (len(found), {"metric-accuracy", "metric-accuracy-2"} <= found) == (3, True)
 
 
+@pytest.mark.slow
 def test_tables_of_clients_and_phases_and_a_configuration_once_for_seeds_that_share_it(tmp_path: Path) -> None:
     clients = pd.DataFrame({"round": [0] * 10 + [3] * 10, "client": [*range(10)] * 2, "num_examples": 7, "note": "x"})
     clients["loss"] = [9.0] * 10 + [float(i) for i in range(10)]

@@ -40,6 +40,7 @@ def test_what_selects_a_model_or_stops_a_run_was_asked_for(tmp_path: Path) -> No
     assert asked_for([read(make_run(tmp_path / "run", config=config))]) == {"a", "b", "c"}
 
 
+@pytest.mark.slow
 def test_folded_figures_and_columns_are_there_to_be_opened(tmp_path: Path) -> None:
     page = Page(write_report([doubled(tmp_path / "a", "a"), doubled(tmp_path / "b", "b")], tmp_path / "out"))
     before, _, rest = page.html.partition('<details class="more"><summary>More of Runs: Other metrics')

@@ -99,6 +99,7 @@ def test_trials_are_tasks_of_the_cluster_that_is_named_and_train_in_their_proces
     assert search.base.executor.kind == "local"
 
 
+@pytest.mark.slow
 def test_what_is_written_of_it(done):
     out, found = done
     table = pd.read_parquet(out / "trials.parquet")
@@ -182,6 +183,7 @@ def test_more_trials_extend_a_search_and_another_is_refused(tmp_path, command):
     assert "3 trials of random, none" in called("tune", config, "--trials", 3, "--dry-run")[1]
 
 
+@pytest.mark.slow
 def test_failed_trials_are_shown_and_the_rest_goes_on(tmp_path):
     lr = {"algorithm.lr": [0.1, 1e38, 0.2]}
     found = tuned(tmp_path / "some", search=lr, searcher="grid", trials=None, rounds=3)

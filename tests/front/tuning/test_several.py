@@ -63,6 +63,7 @@ def journals(out: Path) -> dict[str, str]:
     return {path.parent.name: path.read_text() for path in sorted(out.glob("*/journal.jsonl"))}
 
 
+@pytest.mark.slow
 def test_the_winners_are_written_and_run_as_they_are(done: Path, tmp_path: Path):
     given = yaml.safe_load((done / "best.yaml").read_text())
     assert {*given} & {"tune", "vary"} == set()
@@ -87,6 +88,7 @@ def test_the_winners_are_written_and_run_as_they_are(done: Path, tmp_path: Path)
         assert {**config, "label": None} == {**other, "label": None}
 
 
+@pytest.mark.slow
 def test_each_folder_is_that_of_a_search_alone(done: Path, tmp_path: Path):
     """Also in the number and values of its trials: the budget is a search's own, and draws of one number are alike."""
     place = PLACES[3]
@@ -147,6 +149,7 @@ def test_an_interrupted_one_goes_on(done: Path, tmp_path: Path, monkeypatch: pyt
     pd.testing.assert_frame_equal(*(pd.read_parquet(f / "winners.parquet") for f in (out, done)), check_exact=True)
 
 
+@pytest.mark.slow
 def test_a_search_without_a_winner_is_named_and_the_others_are_kept(tmp_path: Path):
     given = {
         "compare.FedAvg": {"tune.search": {"algorithm.lr": [1e38, 2e38]}},

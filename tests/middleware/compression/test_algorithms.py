@@ -99,6 +99,7 @@ def test_factored_is_the_same_but_for_what_rounding_decides(name, up):
     assert torch.isclose(one, factored, rtol=1e-3, atol=1e-4).double().mean() > 0.98
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "up",
     [

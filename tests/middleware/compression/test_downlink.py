@@ -54,6 +54,7 @@ def test_all_of_it_sent_is_what_the_algorithm_does(name, memory):
     torch.testing.assert_close(there[-1], models(algorithm, world, rounds=3)[-1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_captured_to_the_bit():
     world = digits("classification", clients=40)
     there = downward(case("fedavg")[1], made({"name": "top_k", "share": 0.2}), memory=True)

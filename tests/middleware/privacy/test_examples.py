@@ -113,7 +113,7 @@ def test_noise_is_of_the_norm_times_the_multiplier_over_the_batch(drawn, batch):
     assert float(found.std()) == pytest.approx(std, rel=0.5)
 
 
-@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize("drawn", slow_but([False, True], True))
 @pytest.mark.parametrize(
     "name", slow_but(["fedavg", "scaffold", "cdma_ada", "fedprox", "gt_hsgd"], "fedavg", "cdma_ada")
 )
@@ -127,6 +127,7 @@ def test_an_algorithm_is_the_same_one_client_at_a_time_and_many_at_once(name, dr
     torch.testing.assert_close(one, factored, rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_captured_to_the_bit():
     world = digits("classification", clients=40)
     algorithm = build("fedavg", world.task, CohortOptions(size=8), steps=2, batch_size=4)

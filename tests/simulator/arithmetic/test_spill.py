@@ -203,6 +203,7 @@ def test_the_file_has_no_name_and_goes_with_the_last_upload(tmp_path, monkeypatc
     assert median["w"].shape == (7, 11)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_leaves_nothing(tmp_path):
     script = (
         "import os, signal, torch\nfrom fedfleet.simulator.arithmetic.spill import SpillFile\n"

@@ -11,6 +11,7 @@ from fedfleet.simulator.fleet.availability import Always, Bernoulli
 from fedfleet.simulator.fleet.devices import Homogeneous, Load
 from fedfleet.simulator.fleet.policies import First, Siwer, WaitAll
 from fedfleet.simulator.fleet.responses import Federation, Outcome, Responses, respond
+from tests.parts import slow_but
 
 DRAWS = 4000
 
@@ -32,7 +33,7 @@ def seconds_of(devices: Homogeneous, key: rng.Key, clients: Tensor) -> Tensor:
     return devices.times(key, clients, load(clients)).after(torch.ones_like(clients))
 
 
-@pytest.mark.parametrize(("invited", "least"), [(8, 5), (16, 9), (9, 5), (2, 2), (1, 1)])
+@pytest.mark.parametrize(("invited", "least"), slow_but([(8, 5), (16, 9), (9, 5), (2, 2), (1, 1)], (9, 5), (2, 2)))
 def test_siwer_waits_for_each_number_above_half_alike(invited, least, p_value):
     counts = torch.tensor([Siwer().wanted(invited, rng.fold(rng.key(1), i)) for i in range(DRAWS)]).bincount()
     found = counts[least:].numpy()

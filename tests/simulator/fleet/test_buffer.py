@@ -41,6 +41,7 @@ class Counted:
         return Homogeneous(1.0, 0.5).times(key, clients, load)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("availability", [Always(), Bernoulli(0.5)])
 def test_the_models_are_asked_for_many_clients_at_once(availability):
     devices, flights = Counted(), Flights()
@@ -75,6 +76,7 @@ def test_nothing_depends_on_how_far_it_is_played_ahead(monkeypatch, clients, mod
         assert run() == one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("clients", "busy"), [(20, range(0, 20, 2)), (128, range(4, 128)), (128, [])])
 def test_whoever_is_idle_comes_first_equally_often(clients, busy, p_value):
     idle = IdleSampler(rng.key(5), clients, len(range(clients)), busy)

@@ -157,6 +157,7 @@ def test_steps_have_the_values_of_the_specification(p, a, b, lag, variance):
     assert 1 + b * (2 / a + (2 - a) / a**2) - 1 / p**2 == pytest.approx(variance)
 
 
+@pytest.mark.slow
 def test_intervals_between_participations_have_the_mean_and_variance_of_the_chain():
     process = MarkovRounds(KEY, rates.constant(0.5), 0.05)
     path = torch.stack([on(process, torch.arange(200), t) for t in range(900)]).T

@@ -139,6 +139,7 @@ def test_oort_exploits_utility_and_punishes_slowness():
     assert selection.invite(slow, rng.key(1), 1, PROBLEM, replace=False)[0].tolist() == [4]
 
 
+@pytest.mark.slow
 def test_oort_draws_in_proportion_to_utility_and_the_slow_by_so_much_less(p_value):
     """Clients 0 and 2 offer as much, client 1 the least; 2 takes twice the pace, the median. sqrt(0.1 log 2) is for being new."""
     selection, new = Oort(explore=0.0, explore_least=0.0, cutoff=0.0, penalty=1.0), math.sqrt(0.1 * math.log(2))
