@@ -13,10 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from fedfleet.simulator.arithmetic.convolution import Geometry, Patches, convolve, input_gradient
+from fedfleet.simulator.arithmetic.convolution import Geometry, Patches, convolve, input_gradient, unfolded
 from fedfleet.simulator.arithmetic.weight import Multiplied
 
 
@@ -79,11 +78,10 @@ class Single(Multiplied):
         shape = self.shell.shape
         if geometry.groups > 1:
             return Patches(h, d, shape, geometry).each()
-        place = {"dilation": geometry.dilation, "padding": geometry.padding, "stride": geometry.stride}
         images = lambda x: x.view(self.clients, -1, *x.shape[1:]).unbind(0)  # noqa: E731
         result = []
         for hc, dc in zip(images(h), images(d), strict=True):  # a client at a time, whose patches a cache holds
-            patches = F.unfold(hc.flatten(0, 1), shape[2:], **place).view(*hc.shape[:2], -1, dc[0, 0, 0].numel())
+            patches = unfolded(hc.flatten(0, 1), shape[2:], geometry).view(*hc.shape[:2], -1, dc[0, 0, 0].numel())
             result.append(torch.bmm(dc.transpose(1, 2).flatten(2), patches.transpose(1, 2).flatten(2).mT))
         return torch.cat(result).view(len(h), *shape)
 

@@ -97,7 +97,7 @@ class RunFolder:
                 if self._told is None:
                     write_text(folder / ENVIRONMENT, json.dumps(self._environment, indent=2))
         try:
-            self.tables = Tables(folder)
+            self.tables = Tables(folder, counted=config["evaluation"]["outcomes"] == "counted")
         except (OSError, ValueError) as e:
             raise FedfleetError(f"{folder}: its tables cannot be read ({one_line(e)}): start the run anew") from e
         self.checkpoints = Checkpoints(folder / CHECKPOINTS, config["checkpoint"]["keep"])
@@ -144,7 +144,8 @@ class RunFolder:
         Raises FedfleetError where the tables cannot be read.
         """
         try:
-            self.tables.restore(rounds, every=every, evaluated=evaluated, counts=account.get("rows"))
+            before = {"counts": account.get("rows"), "participation": account.get("participation")}
+            self.tables.restore(rounds, every=every, evaluated=evaluated, **before)
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise FedfleetError(f"{self.folder}: its tables cannot be read ({one_line(e)}): start the run anew") from e
         self.bit_exact &= account.get("bit_exact", True)
@@ -170,7 +171,8 @@ class RunFolder:
     def account(self) -> dict[str, Any]:
         """What a checkpoint is to know of the folder, so that a file of it that is lost or changed is seen."""
         best = self._best.exists()
-        return {"rows": self.tables.counts, "bit_exact": self.bit_exact, "environment": self._environment, "best": best}
+        rows = {"rows": self.tables.counts, "participation": self.tables.participation}
+        return rows | {"bit_exact": self.bit_exact, "environment": self._environment, "best": best}
 
     def add(self, record: RoundRecord, metrics: Mapping[str, float]) -> dict[str, Any]:
         """Add a round and its evaluation; return its row of ``rounds.parquet``."""

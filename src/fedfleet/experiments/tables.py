@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
+from fedfleet.experiments.participation import Participation
 from fedfleet.experiments.parts import Parts
 from fedfleet.files import parquet
 from fedfleet.simulator.driver.records import PhaseRecord
@@ -36,16 +37,19 @@ NAMES = pa.array([f.name.lower() for f in sorted(Outcome)], TEXT)
 class Tables:
     """Rows in memory, but for outcomes, clients, domains and classes, which are many; ``flush`` writes all of them.
 
-    ``metrics`` are the columns ``eval/<metric>``; set them before the first round.
+    ``metrics`` are the columns ``eval/<metric>``; set them before the first round. Outcomes that are ``counted`` are a row a
+    client.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, *, counted: bool = False):
         self.folder = folder
         self.metrics: tuple[str, ...] = ()
         self._rounds: list[dict[str, Any]] = []
         self._evaluated: list[int] = []
         self._phases: list[dict[str, Any]] = []
-        self._outcomes = Parts(folder / "outcomes.parquet", OUTCOMES)
+        self._outcomes = None if counted else Parts(folder / "outcomes.parquet", OUTCOMES)
+        self._counted = Participation() if counted else None
+        self._void: Sequence[PhaseRecord] = ()
         self._each: dict[str, Parts] = {}
         self._counts: Counter[str] = Counter()
         self._newest: dict[str, tuple[int, int]] = {}
@@ -58,8 +62,11 @@ class Tables:
 
     def add(self, record: RoundRecord, metrics: Mapping[str, float]) -> dict[str, Any]:
         """Add a round and its evaluation; return its row of ``rounds.parquet``."""
-        phases = self.add_phases(record.index, record.phases)
-        self._counts["outcomes"] += sum(len(p.clients) for p in record.phases)
+        phases = self._enter(record.index, record.phases)
+        if self._counted is not None:
+            self._counted.add(record.phases)
+        else:
+            self._counts["outcomes"] += sum(len(p.clients) for p in record.phases)
         losses = [p["train_loss"] for p in phases if p["train_loss"] is not None]
         row = {"round": record.index, "seconds": record.seconds}
         row |= {k: sum(p[k] for p in phases) for k in COUNTS}
@@ -69,17 +76,23 @@ class Tables:
         self._rounds.append(row)
         if metrics:
             self._evaluated.append(len(self) - 1)
-        if self._outcomes.full:
+        if self._outcomes is not None and self._outcomes.full:
             self._take(self._outcomes)
         return row
 
-    def add_phases(self, index: int, phases: list[PhaseRecord]) -> list[dict[str, Any]]:
-        """Add the phases of a round, or of one that came to nothing; return their rows of ``phases.parquet``."""
+    def add_phases(self, index: int, phases: list[PhaseRecord]) -> None:
+        """Add the phases of a round that came to nothing."""
+        self._enter(index, phases)
+        self._void = phases
+
+    def _enter(self, index: int, phases: list[PhaseRecord]) -> list[dict[str, Any]]:
         rows = []
         for p in phases:
             place = {"round": index, "phase": p.phase, "attempt": p.attempt}
             counts = {k: p.counts[k] for k in COUNTS}
             rows.append(place | counts | {"virtual_s": p.responses.duration_s, "train_loss": p.train_loss})
+            if self._outcomes is None:
+                continue
             columns = [pa.repeat(pa.scalar(value, PLACE[name]), len(p.clients)) for name, value in place.items()]
             ended = p.started_s + p.responses.seconds.numpy()
             columns += [p.clients.numpy(), NAMES.take(pa.array(p.responses.outcome.numpy())), ended]
@@ -121,6 +134,7 @@ class Tables:
     def flush(self, *, beside: bool = False) -> None:
         """Write what is not yet written; ``beside`` what goes on, and what goes wrong then is raised the next time."""
         held, grown = self._whole(), self._grown()
+        held |= {} if self._counted is None else {"outcomes": self._counted.table(self._void)}
         for table in grown:
             table.take()
 
@@ -167,20 +181,32 @@ class Tables:
 
     @property
     def counts(self) -> dict[str, list[int]]:
-        """Rows of outcomes and of ``EACH`` of rounds done, and of all but the last evaluation, for ``restore``."""
+        """Rows of outcomes that are listed and of ``EACH`` of rounds done, and of all but the last evaluation, for ``restore``."""
         last = {name: size for name, (index, size) in self._newest.items() if index == len(self) - 1}
         return {name: [rows, rows - last.get(name, 0)] for name, rows in self._counts.items()}
+
+    @property
+    def participation(self) -> dict[str, torch.Tensor] | None:
+        """Outcomes of rounds done, where they are counted, for ``restore``."""
+        return None if self._counted is None else self._counted.state()
 
     def evaluations(self) -> list[dict[str, float]]:
         """Return the metrics of the rounds that were evaluated."""
         return [{k: self._rounds[i][k] for k in self.metrics} for i in self._evaluated]
 
     def restore(
-        self, rounds: int, *, every: int, evaluated: bool, counts: Mapping[str, Sequence[int]] | None = None
+        self,
+        rounds: int,
+        *,
+        every: int,
+        evaluated: bool,
+        counts: Mapping[str, Sequence[int]] | None = None,
+        participation: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         """Go back to the tables after so many rounds, evaluated ``every`` so many, the last of them ``evaluated`` or not.
 
-        ``counts`` are of the checkpoint. Raises ConfigError for tables that cannot be read or lack rows, and ValueError.
+        ``counts`` and ``participation`` are of the checkpoint. Raises ConfigError for tables that cannot be read or lack rows, and
+        ValueError.
         """
         frame = parquet.read(self.folder / "rounds.parquet")
         self.metrics = tuple(c for c in frame.columns if c.startswith("eval/"))
@@ -193,10 +219,10 @@ class Tables:
         for name in EACH:
             if (like := _like(self.folder / f"{name}.parquet")) is not None:
                 self._each[name] = Parts(self.folder / f"{name}.parquet", like)
-        for name, table, end in [
-            ("outcomes", self._outcomes, rounds),
-            *((n, t, measured) for n, t in self._each.items()),
-        ]:
+        if self._counted is not None:
+            self._counted = Participation(participation)
+        listed = [] if self._outcomes is None else [("outcomes", self._outcomes, rounds)]
+        for name, table, end in [*listed, *((n, t, measured) for n, t in self._each.items())]:
             self._counts[name] = table.finish(lambda rows, end=end: rows.filter(pc.less(rows["round"], end)))  # pyright: ignore
         for name, (whole, before) in (counts or {}).items():
             wanted = whole if evaluated or name == "outcomes" else before
@@ -208,7 +234,7 @@ class Tables:
         self._evaluated = [*range(every - 1, measured, every), *last]
 
     def _grown(self) -> list[Parts]:
-        return [self._outcomes, *self._each.values()]
+        return [*([] if self._outcomes is None else [self._outcomes]), *self._each.values()]
 
 
 def named(numbers: Iterable[int], names: Sequence[str]) -> list[str]:

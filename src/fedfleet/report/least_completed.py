@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 
 from fedfleet.report.sheet import Grid
-from fedfleet.report.tables import Run, heard_clients
+from fedfleet.report.tables import Run, heard_clients, invitations
 
 SHOWN = 10
 
@@ -17,7 +17,7 @@ def table(run: Run) -> Grid | None:
     if (result := heard_clients(run)) is None:
         return None
     clients, counts, size = result
-    ids, invited = np.unique(run.outcomes["client"], return_counts=True)
+    ids, invited = invitations(run)
     heard = np.zeros(len(ids), np.int64)
     heard[np.searchsorted(ids, clients)] = counts
     if len(ids) == size and heard.min() == heard.max():

@@ -19,7 +19,7 @@ from fedfleet.files import parquet
 from fedfleet.files.summary import KEPT
 from fedfleet.report.shown import asked_for, parted
 from fedfleet.report.significance import Ranks, difference, ranked
-from fedfleet.report.tables import Run, answered, gini, read, told_in
+from fedfleet.report.tables import Run, answered, counted, gini, read, told_in
 from fedfleet.report.values import names, plain
 from fedfleet.simulator.driver.evaluation import less_is_better
 
@@ -179,6 +179,9 @@ def evaluations(run: Run) -> Frame:
 
 def participation(run: Run) -> Frame:
     """A row a client that was ever invited: in how many rounds it was invited, and in how many it was heard."""
+    if counted(run):
+        of = {"client": "client", "rounds_invited": "invited", "rounds_heard": "completed"}
+        return pd.DataFrame({name: run.outcomes[column] for column, name in of.items()}).astype("int64")
     if not {"round", "client", "outcome"} <= set(run.outcomes):
         return pd.DataFrame({"client": [], "invited": [], "completed": []}, dtype="int64")
     rows: Frame = (

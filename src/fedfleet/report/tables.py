@@ -134,15 +134,32 @@ def heard_clients(run: Run) -> tuple[np.ndarray, np.ndarray, int] | None:
     A stale reply counts, for the algorithm used it; what a client sent in an aborted attempt does not; a client heard in two
     phases of a round counts once.
     """
-    if not {"round", "client", "outcome"} <= set(run.outcomes) or not len(run.outcomes["client"]):
+    if not len(run.outcomes.get("client", ())):
+        return None
+    known = run.get("population", "clients")
+    size = max(known if isinstance(known, int) else 0, len(np.unique(run.outcomes["client"])))
+    if counted(run):
+        heard = run.outcomes["rounds_heard"] > 0
+        return run.outcomes["client"][heard], run.outcomes["rounds_heard"][heard].astype(np.int64), size
+    if not {"round", "outcome"} <= set(run.outcomes):
         return None
     used = answered(run)
     rounds, when = np.unique(run.outcomes["round"][used], return_inverse=True)
     clients, who = np.unique(run.outcomes["client"][used], return_inverse=True)
     once = np.unique(who * len(rounds) + when)
-    known = run.get("population", "clients")
-    size = max(known if isinstance(known, int) else 0, len(np.unique(run.outcomes["client"])))
     return clients, np.bincount(once // max(1, len(rounds)), minlength=len(clients)), size
+
+
+def counted(run: Run) -> bool:
+    """Whether the outcomes are a row a client, with counts, and not a row an invitation."""
+    return "rounds_heard" in run.outcomes
+
+
+def invitations(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """The clients that were invited (n,), ascending, and how often (n,), in all phases."""
+    if counted(run):
+        return run.outcomes["client"], sum(run.outcomes[outcome] for outcome in OUTCOMES).astype(np.int64)
+    return np.unique(run.outcomes["client"], return_counts=True)
 
 
 def answered(run: Run) -> np.ndarray:
