@@ -219,6 +219,8 @@ def test_learning_rate_schedules():
     assert Schedule(kind="power", exponent=0.5, over=10).at(30) == 0.5
     assert [Schedule(kind="step", every=2, factor=0.1).at(t) for t in (1, 2, 4)] == pytest.approx([1, 0.1, 0.01])
     assert [Schedule(kind="cosine", rounds=10).at(t) for t in (0, 5, 10, 20)] == pytest.approx([1, 0.5, 0, 0])
+    lifted = Schedule(kind="cosine", rounds=10, floor=0.2)
+    assert [lifted.at(t) for t in (0, 5, 10, 20)] == pytest.approx([1, 0.6, 0.2, 0.2])
     with pytest.raises(ValueError, match="a cosine needs rounds"):
         Schedule(kind="cosine").at(0)
     slowed = build("fedavg", PULL.task, lr_schedule={"kind": "step", "every": 1, "factor": 0.5}, **TWO)
