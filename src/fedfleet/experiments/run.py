@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedfleet.assembly import onnx_file
 from fedfleet.assembly.weights import net_of, save_adapters, save_state_dict
 from fedfleet.datasets.vocabulary import VOCABULARY, Encoded, Vocabulary, read_vocabulary
+from fedfleet.experiments.frames import Whole
 from fedfleet.experiments.runfolder import BEST
 from fedfleet.files import parquet
 from fedfleet.files.documents import is_there
@@ -84,7 +85,7 @@ class Run:
             raise FileNotFoundError(f"{self.folder}: no such folder: the run's was moved or removed")
         if not path.exists():
             raise FileNotFoundError(f"{path}: this run has no such table; there are {', '.join(self.tables) or 'none'}")
-        return parquet.read(path)
+        return Whole(parquet.read(path))
 
     @property
     def tables(self) -> list[str]:
@@ -112,7 +113,7 @@ class Run:
             raise ConfigError(
                 f"{self.folder}: no client was measured by itself: set evaluation.per_client=true in a new run"
             )
-        return participation_groups.frame(run, columns)
+        return Whole(participation_groups.frame(run, columns))
 
     def model(self, which: Literal["last", "best", "base"] = "last") -> nn.Module:
         """Return the task's net, as it is made, with the weights of the last or of the best model, in eval mode.

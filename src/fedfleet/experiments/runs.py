@@ -9,6 +9,7 @@ from typing import Any, overload
 
 import pandas as pd
 
+from fedfleet.experiments.frames import Whole
 from fedfleet.experiments.run import Run
 from fedfleet.report import latex
 from fedfleet.simulator.errors import ConfigError
@@ -56,7 +57,7 @@ class Runs(Sequence[Run]):
         for run, keys in zip(self.runs, self.keys, strict=True):
             final = {name.removeprefix("eval/"): value for name, value in (run.summary.get("final") or {}).items()}
             rows.append({**keys, **final})
-        return pd.DataFrame(rows)
+        return Whole(rows)
 
     def mean(self) -> pd.DataFrame:
         """Return the means of the final metrics over seeds, and their sample standard deviations, a row a label and point."""
@@ -65,7 +66,7 @@ class Runs(Sequence[Run]):
         table = self.table
         table = table.assign(**{key: table[key].map(str) for key in known if table[key].dtype == object})
         by: Any = table.groupby(known or [""] * len(table), sort=False, dropna=False)
-        return by[metrics].agg(["mean", "std"])
+        return Whole(by[metrics].agg(["mean", "std"]))
 
     def latex(
         self, metrics: Sequence[str] | None = None, *, caption: str | None = None, label: str = "tab:results"
@@ -97,7 +98,7 @@ class Runs(Sequence[Run]):
         for run, keys in zip(self.runs, self.keys, strict=True):
             frame = run.rounds
             frames.append(pd.concat([pd.DataFrame([{**keys}] * len(frame), index=frame.index), frame], axis=1))
-        return pd.concat(frames, ignore_index=True)
+        return Whole(pd.concat(frames, ignore_index=True))
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: final metrics, mean and spread over seeds."""

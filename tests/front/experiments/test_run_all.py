@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import fedfleet
+from fedfleet.experiments.frames import Whole
 from tests.front.experiments.resuming import Told
 from tests.refusals import all_say, tells
 
@@ -56,6 +57,7 @@ def test_every_label_point_and_seed_is_run_and_comes_back_in_order(tmp_path: Pat
         assert (run.folder / "model.safetensors").read_bytes() == (alone.folder / "model.safetensors").read_bytes()
     assert table["accuracy"].tolist() == [run.summary["final"]["eval/accuracy"] for run in runs]
     mean = runs.mean()
+    assert {type(frame) for frame in (table, mean, runs.rounds, runs[0].rounds)} == {Whole}
     assert mean.loc[("plain", 0.5), ("loss", "mean")] == pytest.approx(table["loss"][2:4].mean())
     assert mean.loc[("plain", 0.5), ("loss", "std")] == pytest.approx(table["loss"][2:4].std())
     rounds = runs.rounds
@@ -68,6 +70,19 @@ def test_every_label_point_and_seed_is_run_and_comes_back_in_order(tmp_path: Pat
     assert any(line.startswith("plain lr=0.1  final accuracy") for line in told.lines)
 
 
+def test_all_columns_are_printed_however_narrow_the_terminal(monkeypatch: pytest.MonkeyPatch):
+    names = [f"a_metric_{k}" for k in range(12)]
+    frame = Whole([range(12)], columns=names)
+    monkeypatch.setenv("COLUMNS", "50")
+    for each in (frame, frame.round(1), frame[frame["a_metric_0"] >= 0], frame.groupby("a_metric_0").mean()):
+        told = repr(each)
+        assert [name for name in names if name not in told] == []
+        assert max(map(len, told.splitlines())) <= 50
+        assert told != repr(pd.DataFrame(each)), "pandas leaves some out"
+    monkeypatch.setenv("COLUMNS", "200")
+    assert len(repr(frame).splitlines()) == 2
+
+
 @pytest.mark.slow
 def test_run_again_it_goes_on_with_what_has_not_ended(subtests, tmp_path: Path):
     config = {**CONFIG, "vary": None, "compare": None}
@@ -78,8 +93,9 @@ def test_run_again_it_goes_on_with_what_has_not_ended(subtests, tmp_path: Path):
                 raise KeyboardInterrupt
 
     seen = Told()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as e:
         fedfleet.run_all(config, task=task(), data=data(), out=tmp_path / "all", callbacks=[seen, Stops()])
+    assert e.value.__notes__ == ["after 1 of 2 rounds", "after 1 of 2 runs", "the same call goes on"]
     more = Told()
     runs = fedfleet.run_all(config, task=task(), data=data(), out=tmp_path / "all", callbacks=more)
     assert "1 of 2 runs are at their end" in more.lines
