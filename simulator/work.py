@@ -34,9 +34,11 @@ class Message:
 
     Attributes:
         send: slot name -> tree; counted in floats and in bytes.
-        config: scalars that go with it (step sizes, weights); counted in bytes only.
+        config: numbers that go with it (step sizes, weights), each for all or by part of the model; 8 bytes a name, and no floats.
         known: what the other side has without being told, such as initial values that a common seed gives; not counted.
         size: (floats, bytes) that ``send`` takes on its way, for all clients or (S,) each of a cohort; None for what it takes here.
+
+    Raises ValueError for what is no number in ``config``.
 
     """
 
@@ -44,6 +46,15 @@ class Message:
     config: Mapping[str, Any] = field(default_factory=dict)
     known: Mapping[str, Tree] = field(default_factory=dict)
     size: tuple[int | Tensor, int | Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in self.config.items():
+            for leaf in value.values() if isinstance(value, Mapping) else (value,):
+                if isinstance(leaf, Mapping | tuple | list) or (isinstance(leaf, Tensor) and leaf.numel() != 1):
+                    what = f"a tensor of shape {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else "a tree"
+                    raise ValueError(
+                        f"its config has {name!r}, {what}: put it into send, which is counted in floats, too"
+                    )
 
     def merged(self) -> dict[str, Any]:
         """Return slots and config as one mapping, as client code sees them."""

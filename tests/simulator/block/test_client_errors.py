@@ -158,6 +158,20 @@ def test_a_weight_that_is_not_finite_names_its_client(federation, inner):
         federation.run(inner, CLIENTS, step=step, client_final=poisoned, weight="trust", reduce={"z": Mean()})
 
 
+def test_a_tree_in_config_would_travel_uncounted_and_is_refused(federation, inner):
+    def client_final(shared, client_state, client_input, z):
+        return Message(send={"z": z}, config={"more": z["x"]["w"]}), client_state
+
+    with pytest.raises(
+        ClientError, match=r"client \d, phase 'train', client_final: .*config has 'more', a tensor of shape"
+    ):
+        federation.run(inner, CLIENTS, client_final=client_final)
+    for value in ({"x": {"w": torch.ones(1)}}, {"x": torch.ones(2)}, torch.ones(3), [1.0, 2.0]):
+        with pytest.raises(ValueError, match=r"its config has 'lr', a t.*: put it into send"):
+            Message(config={"lr": value})
+    Message(config={"lr": {"x": 0.1, "y": torch.tensor(0.2)}, "mu": torch.ones(1)})
+
+
 def test_draws_from_torch_are_refused_and_the_replacement_is_named(federation, inner):
     def step(ops, shared, z, batch, at, key):
         return T.map(lambda w: w + torch.rand(w.shape), z)
