@@ -31,6 +31,7 @@ class Notes:
         flop: phase -> floating-point operations for one of the examples that pass through its steps (padding is no example less).
         bytes_down, bytes_up: phase -> bytes of the messages to and from one client.
         sent: phase -> what a client sends, before any transform: tensors without content.
+        kept: phase -> bytes of the state that a client keeps.
 
     """
 
@@ -43,6 +44,7 @@ class Notes:
     bytes_down: dict[str, float] = field(default_factory=dict)
     bytes_up: dict[str, float] = field(default_factory=dict)
     sent: dict[str, Any] = field(default_factory=dict)
+    kept: dict[str, int] = field(default_factory=dict)
 
     def walked(self, steps: int, rows: int) -> None:
         """Note a stage of so many steps of so many examples."""

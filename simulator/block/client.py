@@ -132,7 +132,7 @@ class ClientProgram:
         client_state = new_state
         name, notes = self.phase.name, self.setup.notes
         if name not in notes.sent:
-            notes.sent[name] = T.map(lambda x: torch.empty(x.shape, dtype=x.dtype, device="meta"), dict(message.send))
+            notes.sent[name] = _hollow(dict(message.send))
         memory = None if kept is None else kept.memory.get(name)
         send = dict(message.send)
         if forges is not None and self.phase.forgery is not None:
@@ -147,6 +147,8 @@ class ClientProgram:
             client_state = Remembering(
                 client_state, kept.memory if memory is None else {**kept.memory, name: passed.memory}
             )
+        if name not in notes.kept:
+            notes.kept[name] = T.num_bytes(_hollow(client_state))
         told = {**message.config, **passed.scalars}
         config = {k: torch.as_tensor(v, dtype=torch.float64, device=count.device) for k, v in told.items()}
         out = {"send": sends, "config": config, "client_state": client_state, "loss": _mean(losses, measured, count)}
@@ -221,6 +223,11 @@ def check_state(before: Tree, after: Tree) -> None:
                 f"the next state's {name} is {tuple(new.shape)} {new.dtype}, and was {tuple(leaf.shape)} {leaf.dtype}: "
                 f"return it as Phase.client_state made it"
             )
+
+
+def _hollow(tree: Tree) -> Tree:
+    """Return a tree of tensors without content."""
+    return T.map(lambda x: torch.empty(x.shape, dtype=x.dtype, device="meta"), tree)
 
 
 def _listed(leaves: Collection[str]) -> str:

@@ -14,10 +14,11 @@ from fedfleet.config import participation, rules, timing
 from fedfleet.config.executor import Executor
 from fedfleet.config.plugins import Place, places
 from fedfleet.config.selection import asked
+from fedfleet.experiments.disk_use import DiskUse, estimated
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.runner import HOW, where
 from fedfleet.middleware.secure_aggregation import wrap as secured
-from fedfleet.report.words import count, span
+from fedfleet.report.words import count, quantity, span
 from fedfleet.simulator.algorithm import Buffer
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.fleet.hardware import HeterogeneousDevices
@@ -105,6 +106,7 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
             "the models and what is said above",
         )
     yield "traffic a round", f"about {up} MB up, {down} down, if all answer"
+    yield "disk", _disk(estimated(x))
     if mine := [f"{here.at}: {here.name}, {_told(here)}" for here in places(x.config)]:
         yield "code of one's own", "\n".join(mine)
     if x.attack is not None:
@@ -214,6 +216,14 @@ def _factored(x: Experiment) -> str:
         text += ", until transforms.up multiplies out what is sent"
     reasons = sorted({r for path in weights for r in notes.reasons.get(path, ())})
     return f"{text}; the others are stored whole, for what is done to them: {', '.join(reasons)}" if reasons else text
+
+
+def _disk(use: DiskUse) -> str:
+    """Say how much a run folder will take, and for what."""
+    parts = {"tables": use.tables, "models": use.models, "checkpoints": use.checkpoints}
+    parts |= {f"states of up to {count(use.clients, 'client')}": use.states} if use.states else {}
+    told = ", ".join(f"{what} {quantity(of, 'B')}" for what, of in parts.items())
+    return f"about {quantity(use.total, 'B')} ({told}), and 1 MB of report"
 
 
 def _parts(x: Experiment) -> str:
