@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.jit import ScriptModule
 from torch.nn.parameter import is_lazy
 
 from fedfleet.simulator.errors import ConfigError, one_line
-from fedfleet.simulator.named import called, found
+from fedfleet.simulator.named import called, found, parameters
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.pretrained import BATCH_NORMS, Norm, with_norm
 
@@ -63,6 +64,19 @@ class Maker:
     def name(self) -> str:
         """Return what is made, or makes it, by its name."""
         return getattr(self.make, "__name__", type(self.make).__name__)
+
+    def code(self) -> tuple[str, str] | None:
+        """Return in Python where what makes the net is from, and the call; None for what has no name, and for other layers."""
+        f = self.make
+        if self.norm != "batch" or not isinstance(f, type | FunctionType) or f.__qualname__ != f.__name__:
+            return None
+        if f.__name__ == "<lambda>" or f.__module__.startswith("fedfleet."):
+            return None
+        takes = parameters(f)
+        offered = {name: value for name, value in {"seed": 0, **self.offered}.items() if name in takes}
+        given = ", ".join(f"{k}={v!r}" for k, v in {**offered, **self.filled, **self.arguments}.items())
+        of = f"# {self.name} is yours" if f.__module__ == "__main__" else f"from {f.__module__} import {self.name}"
+        return of, f"{self.name}({given})"
 
     def _checked(self, net: Any) -> nn.Module:
         if not isinstance(net, nn.Module):

@@ -29,8 +29,10 @@ from fedfleet.simulator.work import BUFFERS
 from fedfleet.tasks import peft_files, transformer
 from fedfleet.tasks.adapters import Adapted, plain
 from fedfleet.tasks.classification import Classification
+from fedfleet.tasks.maker import Maker
 from fedfleet.tasks.module import ModuleTask
 from fedfleet.tasks.options import DataShape, named_net
+from fedfleet.tasks.stateful import takes_mask
 from fedfleet.tasks.transformer import Logits
 from fedfleet.tasks.weights_file import file_of, marked, marks, read_weights, vocabulary_of
 
@@ -98,9 +100,18 @@ def net_of(
     return net.net if isinstance(net, Logits) else net
 
 
-def plain_code(task: Task) -> str | None:
-    """Return the net of a task as an expression of torch, if it is made of torch's own layers one after another."""
-    return onnx_file.code(plain(task.net())) if isinstance(task, Classification | ModuleTask) else None
+def plain_code(task: Task) -> tuple[str, str] | None:
+    """Return the net of a task in Python without fedfleet: a line that says where it is from, empty for torch, and an expression.
+
+    None for what is not one of torch's layers after another, and not made by a function or a class that has a name; and for nets
+    that take a mask beside what they read.
+    """
+    if not isinstance(task, Classification | ModuleTask):
+        return None
+    net = plain(task.net())
+    if (layers := onnx_file.code(net)) is not None:
+        return "", layers
+    return task.make.code() if isinstance(task.make, Maker) and not takes_mask(type(net)) else None
 
 
 def save_state_dict(net: nn.Module, path: Path, about: Mapping[str, str]) -> Path:

@@ -57,10 +57,10 @@ def run_folders(runs: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(run.resolve() for path in runs for run in _expand(Path(path))))
 
 
-def write_card(run: Path, net: str | None = None) -> None:
+def write_card(run: Path, net: tuple[str, str] | None = None) -> None:
     """Write the `model_card.md` of a run folder that has a model. Raises ValueError where a file of it cannot be read.
 
-    `net` is the run's net as an expression of torch, such as "nn.Sequential(nn.Flatten(), ...)", if there is one.
+    `net` is the run's net in Python: where it is from, such as "from nets import resnet", empty for torch; and an expression.
     """
     from fedfleet.report import card, tables
 

@@ -47,9 +47,9 @@ PLAIN = """In plain torch, without fedfleet:
 import torch
 from safetensors.torch import load_file
 from torch import nn
-
+{of}
 net = {net}
-net.load_state_dict({{name[2:]: leaf for name, leaf in load_file("{weights}").items()}})
+net.load_state_dict({{name[2:]: leaf for name, leaf in load_file("{weights}").items()}}{strict})
 optimizer = torch.optim.SGD(net.parameters(), lr={lr})
 for x, y in loader:  # {yours}yours: x (n, {shape}), y (n,)
     optimizer.zero_grad()
@@ -58,13 +58,17 @@ for x, y in loader:  # {yours}yours: x (n, {shape}), y (n,)
 ```"""
 
 
-def write(run: Run, net: str | None = None) -> None:
-    """Write the card of a run that has a model into its folder; ``net`` is its net as an expression of torch, if there is one."""
+Net = tuple[str, str]
+"""A net in Python: a line that says where it is from, empty for torch, and an expression."""
+
+
+def write(run: Run, net: Net | None = None) -> None:
+    """Write the card of a run that has a model into its folder; ``net`` is its net in Python, if there is code for it."""
     if (run.path / WEIGHTS).is_file():
         write_text(run.path / CARD, card(run, net))
 
 
-def card(run: Run, net: str | None = None) -> str:
+def card(run: Run, net: Net | None = None) -> str:
     """Return the card as Markdown, after a head in YAML that hubs read."""
     parts = [
         f"---\n{dump(_head(run), allow_unicode=True)}---",
@@ -102,8 +106,8 @@ def _use(run: Run) -> Iterator[str]:
         yield AGAIN
 
 
-def _plain(run: Run, net: str | None) -> str:
-    """Say how one goes on with the model in plain torch, where its net is made of torch's own layers."""
+def _plain(run: Run, net: Net | None) -> str:
+    """Say how one goes on with the model in plain torch, where there is code that makes its net."""
     shape = (run.summary.get("examples") or {}).get("shape")
     if net is None or shape is None:
         return ""
@@ -116,7 +120,10 @@ def _plain(run: Run, net: str | None) -> str:
         "shape": ", ".join(map(str, shape)),
         "loss": loss,
     }
-    return PLAIN.format(net=net, weights=WEIGHTS, **told)
+    of, made = net
+    seed = "\ntorch.manual_seed(0)  # for what the net draws and does not learn, which the file has not"
+    strict = ", strict=False" if of else ""
+    return PLAIN.format(of=f"{of}\n{seed}" if of else "", net=made, strict=strict, weights=WEIGHTS, **told)
 
 
 def _name(run: Run) -> str:

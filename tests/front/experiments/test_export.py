@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 
 import fedfleet
 from fedfleet.assembly import onnx_file
+from fedfleet.tasks.maker import Maker
 from tests.refusals import refused
 
 GIVEN = {"rounds": 1, "population": {"clients": 4}, "cohort": {"size": 2}, "executor": {"kind": "local"}}
@@ -39,17 +41,49 @@ def test_the_lines_of_the_card_give_the_net_and_go_on_with_it(run, monkeypatch):
     assert not torch.equal(names["net"][0].weight, expected[0].weight)
 
 
+class Own(nn.Module):
+    """A net that is not one layer after another, with a constant, and one layer under two names."""
+
+    def __init__(self, classes: int = 10):
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(1), requires_grad=False)
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+        self.again = self.body[1]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * self.body(x)
+
+
+def test_the_lines_of_the_card_name_a_net_of_ones_own(tmp_path, monkeypatch):
+    given = {**GIVEN, "task": {"model": f"{__name__}:Own"}}
+    run = fedfleet.run(given, out=tmp_path / "run", progress=False)
+    _, lines = re.findall(r"```python\n(.*?)```", (run.folder / "model_card.md").read_text(), re.S)
+    assert f"from {__name__} import Own\n" in lines
+    monkeypatch.chdir(run.folder)
+    names: dict[str, Any] = {"loader": []}
+    exec(lines, names)
+    x = torch.randn(6, 1, 8, 8)
+    assert torch.equal(names["net"](x), run.model()(x))
+
+
+def test_what_makes_a_net_is_told_if_it_has_a_name():
+    assert Maker(Own, "net", arguments={"classes": 3}).code() == (f"from {__name__} import Own", "Own(classes=3)")
+    for make in (lambda: Own(), Own(), partial(Own, 3)):
+        assert Maker(make, "net").code() is None
+    assert Maker(Own, "net", norm="group").code() is None
+
+
 def test_a_net_that_is_not_one_layer_after_another_has_no_lines():
-    class Own(nn.Sequential):
+    class More(nn.Sequential):
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             return super().forward(input) + 1
 
     assert onnx_file.code(nn.Sequential(nn.Linear(2, 1))) is not None
     for net in (
-        Own(nn.Linear(2, 1)),
+        More(nn.Linear(2, 1)),
         nn.Linear(2, 1),
         nn.Sequential(nn.Sequential(nn.ReLU())),
-        nn.Sequential(Own()),
+        nn.Sequential(More()),
     ):
         assert onnx_file.code(net) is None
 
