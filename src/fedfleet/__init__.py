@@ -169,4 +169,8 @@ def run_all(
     from fedfleet.experiments.progress import shown
 
     own = {"task": task, "algorithm": algorithm, "population": population, "data": data}
-    return campaign.run_all(load(config, overrides), Path(out), shown(callbacks, progress=progress), own)
+    try:
+        return campaign.run_all(load(config, overrides), Path(out), shown(callbacks, progress=progress), own)
+    except KeyboardInterrupt as e:
+        e.add_note("the same call goes on")
+        raise

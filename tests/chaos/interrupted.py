@@ -161,12 +161,12 @@ def interrupt(path: Path, out: Path, part: str, after_s: float, expected: Path |
     took_s = time.monotonic() - started
     wrong = [f"left: {command}" for command in run.left()]
     said, begun = run.said(), (out / "config.yaml").exists()
-    fix = f"interrupted: go on with `fedfleet resume {out}`\n"
+    fix = rf"interrupted( after [\d,]+ of [\d,]+ rounds)?: go on with `fedfleet resume {re.escape(str(out))}`\n"
     if status == 0 and about not in (*LATE, "is over"):
         wrong.append("it went on")
     elif status != (0 if said == "" else PRESSED):
         wrong.append(f"status {status}: {said[-3000:]}")
-    elif said not in (("", fix) if begun else ("interrupted\n", f"interrupted: {AGAIN}\n")):
+    elif not (said == "" or re.fullmatch(fix, said) if begun else said in ("interrupted\n", f"interrupted: {AGAIN}\n")):
         wrong.append(f"said: {said[-3000:]}")
     if not begun and out.exists() and any(out.iterdir()):
         wrong.append(f"a folder with {sorted(p.name for p in out.iterdir())}, which no command takes")

@@ -377,8 +377,7 @@ def main() -> None:
     except FedfleetError as e:
         _end(f"failed: {e}", FAILED)
     except Interrupted as e:
-        fix, status = e.args
-        _end(f"interrupted: {fix}", status)
+        _end(*e.args)
     except KeyboardInterrupt:
         _end("interrupted", INTERRUPTED)
     except Exception as e:

@@ -24,17 +24,18 @@ from fedfleet.config.schema import Config
 from fedfleet.experiments import campaign, sweep
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.progress import Progress, time_left
-from fedfleet.experiments.resume import asked_for
+from fedfleet.experiments.resume import asked_for, cut_off
 from fedfleet.experiments.runfolder import check_free, claim
 from fedfleet.experiments.same_run import WHERE, differences, leaves, without
 from fedfleet.experiments.side_by_side import Job, at_a_time, run_jobs
 from fedfleet.experiments.sweep import Trial
 from fedfleet.files import parquet
-from fedfleet.files.summary import ended
+from fedfleet.files.summary import ended, summary_of
 from fedfleet.files.writing import write_text
 from fedfleet.report import study_comparisons
 from fedfleet.report.study_page import write_study_report
 from fedfleet.report.study_tables import DONE, MARK, Entry, Tables, Target, collect
+from fedfleet.report.words import count
 from fedfleet.simulator.errors import ConfigError, FedfleetError, show
 
 
@@ -242,13 +243,18 @@ def run_trials(prepared: Prepared, out: Path, progress: Progress, jobs: int | No
     write_text(out / MARK, json.dumps({**about, "trials": len(study.trials)}, indent=2) + "\n")
     waiting = [t for t, done in zip(study.trials, there, strict=True) if not done]
     if len(waiting) < len(study.trials):
-        progress.say(f"{len(study.trials) - len(waiting)} of {len(study.trials)} trials are finished already")
+        cut = cut_off(summary_of(folder(out, t)) for t, done in zip(study.trials, there, strict=True) if done)
+        progress.say(f"{len(study.trials) - len(waiting)} of {len(study.trials)} trials are finished already{cut}")
     errors: dict[str, str] = {}
     pace = _Pace(len(study.trials), len(waiting), progress)
-    for trial, error in _run_all(prepared, waiting, out, jobs):
-        if error is not None:
-            errors[trial.place] = error
-        pace.tell(trial, error)
+    try:
+        for trial, error in _run_all(prepared, waiting, out, jobs):
+            if error is not None:
+                errors[trial.place] = error
+            pace.tell(trial, error)
+    except (KeyboardInterrupt, SystemExit) as e:
+        e.add_note(f"after {pace.over} of {count(pace.total, 'trial')}")
+        raise
     return errors
 
 
@@ -275,15 +281,19 @@ class _Pace:
         self.done = self.failed = 0
         self.started = time.monotonic()
 
+    @property
+    def over(self) -> int:
+        """Trials that are done, those of an earlier time included."""
+        return self.total - self.waiting + self.done
+
     def tell(self, trial: Trial, error: str | None) -> None:
         """Count a trial that has ended."""
         self.done += 1
         self.failed += error is not None
         left = (time.monotonic() - self.started) / self.done * (self.waiting - self.done)
-        done = self.total - self.waiting + self.done
         failed = f" | {self.failed} failed" if self.failed else ""
         what = f"{trial.place}: {error or 'done'}"
-        self.progress.say(f"trial {done}/{self.total}{failed} | left {time_left(left)} | {what}")
+        self.progress.say(f"trial {self.over}/{self.total}{failed} | left {time_left(left)} | {what}")
 
 
 def _keys(trial: Trial) -> dict[str, Any]:

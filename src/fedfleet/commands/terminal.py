@@ -24,7 +24,7 @@ PLAIN_WIDTH = 140  # of tables that do not go to a terminal
 
 
 class Interrupted(Exception):
-    """A run was interrupted; the arguments are how to go on, and the exit status."""
+    """A run was interrupted; the arguments are that it was, and how to go on, and the exit status."""
 
 
 def wide() -> Console:
@@ -78,10 +78,16 @@ def interruptible(fix: str, folder: Path | None = None) -> Iterator[None]:
     signal.signal(signal.SIGTERM, after_imports(lambda *_: sys.exit(TERMINATED)))
     try:
         yield
-    except KeyboardInterrupt:
-        raise Interrupted(_mend(fix, folder), INTERRUPTED) from None
-    except SystemExit:  # raised by our handler of SIGTERM, or by Ray's, which replaces it
-        raise Interrupted(_mend(fix, folder), TERMINATED) from None
+    except KeyboardInterrupt as e:
+        raise Interrupted(_told(e, _mend(fix, folder)), INTERRUPTED) from None
+    except SystemExit as e:  # raised by our handler of SIGTERM, or by Ray's, which replaces it
+        raise Interrupted(_told(e, _mend(fix, folder)), TERMINATED) from None
+
+
+def _told(e: BaseException, fix: str) -> str:
+    """Return a line: how much was done, as the notes of the exception have it, of a run first; and how to go on."""
+    done = ", in the next ".join(reversed(getattr(e, "__notes__", ())))
+    return f"interrupted{done and f' {done}'}: {fix}"
 
 
 def _mend(fix: str, folder: Path | None) -> str:

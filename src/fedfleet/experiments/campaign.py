@@ -17,7 +17,7 @@ from fedfleet.config.trust import dumped
 from fedfleet.experiments.child import child
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.progress import Progress
-from fedfleet.experiments.resume import at_its_end, changed, run_or_go_on
+from fedfleet.experiments.resume import at_its_end, changed, cut_off, run_or_go_on
 from fedfleet.experiments.resume import resume as go_on
 from fedfleet.experiments.run import Run
 from fedfleet.experiments.runfolder import check_free, claim
@@ -28,6 +28,7 @@ from fedfleet.files.documents import dump, is_there
 from fedfleet.files.summary import SUMMARY, checked_summary, summary_of
 from fedfleet.files.writing import write_text
 from fedfleet.report import finals, told, write_report
+from fedfleet.report.words import count
 from fedfleet.simulator.algorithm import Task
 from fedfleet.simulator.errors import ConfigError, FedfleetError, show
 from fedfleet.tracking.callback import Callback, Callbacks
@@ -104,8 +105,10 @@ def resume(
     config = changed(out / CAMPAIGN, overrides, trust=trust)
     plan = planned(config)
     _note(config, out)
-    left = [trial for trial in plan if at_its_end(out / trial.place, trial.config) is None]
-    progress.say(f"{len(plan) - len(left)} of {len(plan)} runs are at their end")
+    ended = {trial.place: at_its_end(out / trial.place, trial.config) for trial in plan}
+    left = [trial for trial in plan if ended[trial.place] is None]
+    cut = cut_off(summary for summary in ended.values() if summary is not None)
+    progress.say(f"{len(plan) - len(left)} of {len(plan)} runs are at their end{cut}")
     runs, failures = _parted(_in_turn(left, out, [progress], {}))
     _tell(plan, out, progress.result)
     return _reported(runs, failures, out, progress.result, report=report)
@@ -137,7 +140,7 @@ def run_all(config: Config, out: Path, callbacks: Sequence[Callback], own: Mappi
             check_same(out / trial.place, summary.get("own") or {}, now)
             ended[trial.place] = Run(out / trial.place, summary, own.get("task"))
     if ended:
-        say(f"{len(ended)} of {len(plan)} runs are at their end")
+        say(f"{len(ended)} of {len(plan)} runs are at their end{cut_off(run.summary for run in ended.values())}")
     left = [trial for trial in plan if trial.place not in ended]
     done, failures = _parted(_in_turn(left, out, callbacks, loaded, own))
     ended |= {str(run.folder.relative_to(out)): run for run in done}
@@ -246,6 +249,9 @@ def _in_turn(
             except FedfleetError as e:
                 done.append(FedfleetError(f"{trial.place}: {e}"))
                 say(f"failed: {done[-1]}")
+            except (KeyboardInterrupt, SystemExit) as e:
+                e.add_note(f"after {i} of {count(len(plan), 'run')}")
+                raise
     return done
 
 

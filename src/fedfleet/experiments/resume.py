@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -166,6 +166,12 @@ def _ended(summary: Mapping[str, Any], config: Config) -> str:
         return f"stopped after {summary['rounds']} rounds: another could spend more than {' or '.join(spent)}"
     why = " or ".join(f"{key}={value}" if isinstance(value, str | float) else key for key, value in given.items())
     return f"stopped after {summary['rounds']} rounds by {why}: give another to go on"
+
+
+def cut_off(summaries: Iterable[Mapping[str, Any]]) -> str:
+    """Return, to be said of runs at their end, how many of them ran out of ``max_seconds``; nothing where none did."""
+    cut = sum((summary.get("stopped") or {}).get("by") == "max_seconds" for summary in summaries)
+    return f", {cut} of them by max_seconds: give another, or null, to go on" if cut else ""
 
 
 def changed(

@@ -124,8 +124,9 @@ class Runner:
                 self.folder.log([{"round": self.at.index, "event": "not_deterministic", "bit_exact": False}])
             status = self._rounds(executor)
             self.of_last = self._measure_last(executor)
-        except (KeyboardInterrupt, SystemExit):
+        except (KeyboardInterrupt, SystemExit) as e:
             status = "interrupted"
+            e.add_note(f"after {self.at.index:,} of {self.x.config.rounds:,} rounds")
             raise
         except FedfleetError as e:
             error = str(e)

@@ -30,6 +30,7 @@ from fedfleet.experiments.same_run import WHERE, differences, without
 from fedfleet.experiments.side_by_side import Job, at_a_time, run_jobs
 from fedfleet.files.summary import summary_of
 from fedfleet.files.writing import write_text
+from fedfleet.report.words import count
 from fedfleet.simulator.errors import ConfigError, show
 from fedfleet.tuning import searchers
 from fedfleet.tuning.journal import Journal
@@ -158,10 +159,17 @@ def run_all(searches: Mapping[Path, Search], progress: Progress, jobs: int = 1) 
             tuners.append(_Tuner(search, out, Journal(out), progress))
         yield from _ended(tuners)
         first = next(iter(searches.values()))
-        for job, error in run_jobs(lambda: _next_job(tuners), first.data, jobs, first.config.executor.address):
-            tuner, step, seed = job.of
-            tuner.enter(step, seed, error)
-            yield from _ended(tuners)
+        every = tuple(tuners)
+        try:
+            for job, error in run_jobs(lambda: _next_job(tuners), first.data, jobs, first.config.executor.address):
+                tuner, step, seed = job.of
+                tuner.enter(step, seed, error)
+                yield from _ended(tuners)
+        except (KeyboardInterrupt, SystemExit) as e:
+            drawn = sum(len(tuner.journal.trials) for tuner in every)
+            wanted = sum(search.wanted for search in searches.values())
+            e.__notes__ = [f"after {drawn:,} of {count(wanted, 'trial')} were drawn"]  # of which several are under way
+            raise
         yield from _ended(tuners)
 
 

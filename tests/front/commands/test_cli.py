@@ -245,10 +245,35 @@ def test_signals_leave_what_was_done(command, tiny, monkeypatch, number, status)
     monkeypatch.setattr(Progress, "round", round)
     run = tiny.parent / "run"
     found, _, error = command("run", tiny, "rounds=1000", "--out", run)
-    assert (found, error.splitlines()[-1]) == (status, f"interrupted: go on with `fedfleet resume {run}`")
+    done = f"interrupted after {len(shown)} of 1,000 rounds"
+    assert (found, error.splitlines()[-1]) == (status, f"{done}: go on with `fedfleet resume {run}`")
     assert summary(run)["status"] == "interrupted"
     assert summary(run)["rounds"] == len(pd.read_parquet(run / "rounds.parquet")) == len(shown)
     assert (run / "model.safetensors").is_file()
+
+
+def test_an_interruption_of_several_runs_says_how_many_are_done(command, tiny, monkeypatch):
+    def round(self: Progress, row: Any, phases: Any) -> None:
+        done.append(row["round"])
+        if len(done) == 4:
+            raise KeyboardInterrupt
+
+    done: list[int] = []
+    monkeypatch.setattr(Progress, "round", round)
+    status, _, error = command("run", tiny, "seeds=[0, 1]", "--out", tiny.parent / "run")
+    told = "interrupted after 1 of 2 runs, in the next after 1 of 3 rounds: go on with"
+    assert (status, error.splitlines()[-1].startswith(told)) == (130, True)
+
+
+def test_what_ran_out_of_time_says_so_when_it_is_resumed(command, tiny):
+    for seeds, said in (
+        ("null", "stopped after 1 rounds by max_seconds=1e-06: give another to go on"),
+        ("[0, 1]", "2 of 2 runs are at their end, 2 of them by max_seconds: give another, or null, to go on"),
+    ):
+        out = tiny.parent / f"run{len(seeds)}"
+        assert command("run", tiny, f"seeds={seeds}", "--max-seconds", "1e-6", "--no-report", "--out", out)[0] == 0
+        status, _, error = command("resume", out, "--no-report")
+        assert (status, error.count(said)) == (0, 1)
 
 
 def test_an_interruption_before_there_is_a_folder_says_so(command, tiny, monkeypatch):

@@ -207,7 +207,8 @@ def test_interrupted_before_the_first_checkpoint(tmp_path, command, undisturbed,
     with monkeypatch.context() as patched:
         patched.setattr(Runner, "_rounds", interrupted)
         status, _, error = command("run", path, "--out", out)
-    assert (status, error.splitlines()[1:]) == (130, [f"interrupted: go on with `fedfleet resume {out}`"])
+    told = f"interrupted after 0 of {BASE['rounds']} rounds: go on with `fedfleet resume {out}`"
+    assert (status, error.splitlines()[1:]) == (130, [told])
     assert (out / "rounds.parquet").exists()
     assert command("resume", out, "--no-report")[0] == 0
     check_equal(out, undisturbed("stateless"))
