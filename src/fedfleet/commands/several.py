@@ -21,7 +21,7 @@ from fedfleet.commands.arguments import (
     loaded,
     there,
 )
-from fedfleet.commands.terminal import interruptible, print_json, progress, table, wide
+from fedfleet.commands.terminal import interruptible, print_json, progress, results, wide
 from fedfleet.files.documents import is_there
 from fedfleet.simulator.errors import ConfigError
 
@@ -85,9 +85,9 @@ def study(
     from fedfleet.report.study_page import answers, finals
 
     head, rows = finals(tables)
-    wide().print(table(head, rows))
+    wide().print(results(head, rows))
     if (grid := needed(tables)) is not None:
-        wide().print(table(grid.head, [[str(cell) for cell in row] for row in grid.rows]))
+        wide().print(results(grid.head, [[str(cell) for cell in row] for row in grid.rows]))
         typer.echo(grid.caption)
     for line in answers(tables):
         typer.echo(line)
@@ -137,9 +137,7 @@ def runs(
         [plain_value(value) if value is not None else "" for value in row.values()]
         for row in finding.plain(found[names])
     ]
-    made = table(names, cells)
-    made.columns[0].no_wrap = True  # a folder to be copied
-    wide().print(made)
+    wide().print(results(names, cells, whole=1), soft_wrap=True)  # a folder to be copied
     left = f", of which {len(found)} are shown" if len(found) < several else ""
     told = count(several, "row") if table_ else f"{several:,}"
     typer.echo(f"{told} of {count(len(every), 'run')} in {folder}{left}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,7 +12,8 @@ from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +23,9 @@ from fedfleet.simulator.signals import after_imports
 INTERRUPTED = 130
 AGAIN = "nothing was written; the same command begins again"
 PLAIN_WIDTH = 140  # of tables that do not go to a terminal
+BORDER, EDGES = 1, 3
+"""Columns of a terminal that a table takes besides, and those that each of its columns does."""
+PART = re.compile(r"([/.])(?=[^\W\d])")  # where the name of a column may be broken
 
 
 class Interrupted(Exception):
@@ -32,13 +37,54 @@ def wide() -> Console:
     return Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Return a table of texts as they are."""
-    result = Table(show_lines=False)
-    for column in head:
-        result.add_column(Text(column), overflow="fold")
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], whole: int = 0) -> Table:
+    """Return a table of texts as they are, for ``wide``: lines are broken between words, if they fit so.
+
+    Cells of the first columns, ``whole`` of them, are then not broken.
+    """
+    rows, result = list(rows), Table(show_lines=False)
+    for column, width in zip(head, widths([head, *rows], whole) or [None] * len(head), strict=True):
+        result.add_column(Text(column), overflow="fold", width=width)
     for row in rows:
         result.add_row(*map(Text, row))
+    return result
+
+
+def results(head: Sequence[str], rows: Sequence[Sequence[str]], whole: int = 0) -> RenderableType:
+    """Return a table whose words and numbers are whole, however narrow the terminal.
+
+    Where it does not fit, names of columns are broken at their dots; then what is the same in all rows is told below; and then each
+    row is a list. Cells of the first columns, ``whole`` of them, are not broken.
+    """
+    short = [PART.sub("\\1\n", name) for name in head]
+    for names in (head, short):
+        if widths([names, *rows], whole) is not None:
+            return table(names, rows, whole)
+    columns = [*enumerate(zip(*rows, strict=True))]
+    alike = [i for i, column in columns if i >= whole and len(rows) > 1 and len(set(column)) == 1]
+    left = [i for i in range(len(head)) if i not in alike]
+    some, few = [short[i] for i in left], [[row[i] for i in left] for row in rows]
+    if left and widths([some, *few], whole) is not None:
+        told = ", ".join(f"{head[i]} {rows[0][i]}" for i in alike)
+        return Group(table(some, few, whole), Text(f"in all of them: {told}"))
+    width = max(map(cell_len, head))
+    return Text(
+        "\n\n".join("\n".join(f"{name:{width}}  {cell}" for name, cell in zip(head, row, strict=True)) for row in rows)
+    )
+
+
+def widths(rows: Sequence[Sequence[str]], whole: int = 0) -> list[int] | None:
+    """Return the widths of a table's columns, edges not counted, in which words are whole; None where these do not fit."""
+    columns = list(zip(*rows, strict=True))
+    most = wide().width - BORDER - EDGES * len(columns)
+    least = [max((cell_len(word) for cell in column for word in cell.split()), default=0) for column in columns]
+    result = [max(cell_len(part) for cell in column for part in cell.split("\n")) for column in columns]
+    least[:whole] = result[:whole]
+    if sum(least) > most:
+        return None
+    while sum(result) > most:
+        widest = max(range(len(columns)), key=lambda i: (result[i] > least[i], result[i]))
+        result[widest] -= 1
     return result
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedfleet.commands.terminal import table
+from fedfleet.commands.terminal import results
 from fedfleet.config import schema as C
 from fedfleet.config.schema import Config
 from fedfleet.config.search import searched
@@ -81,7 +81,7 @@ def show(result: Findings, out: Path, console: Console) -> None:
 
 def show_winners(result: Winners, out: Path, console: Console) -> None:
     """Print the winner of each search and what is to be said of them."""
-    console.print(table(winners_page.head(result), [winners_page.cells(result, each) for each in result.each]))
+    console.print(results(winners_page.head(result), [winners_page.cells(result, each) for each in result.each]))
     first = result.each[0].found
     said = [
         *result.to_extend,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from shutil import get_terminal_size
 
 import pandas as pd
@@ -15,7 +14,7 @@ class Whole(pd.DataFrame):
     """
 
     @property
-    def _constructor(self) -> Callable[..., Whole]:
+    def _constructor(self) -> type[Whole]:
         return Whole
 
     def __repr__(self) -> str:
