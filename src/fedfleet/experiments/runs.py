@@ -73,7 +73,8 @@ class Runs(Sequence[Run]):
     ) -> str:
         """Return the final metrics as a table in LaTeX (booktabs): mean and sample standard deviation over seeds.
 
-        Bold is the best label at each point, with those that cannot be told from it by tests paired by seed, where some can.
+        Bold is the best label at each point, with those that follow it and cannot be told from it by tests paired by seed, where
+        some can.
 
         Args:
             metrics: which, such as ["accuracy"]; all if not given.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fedfleet.report.significance import LEVEL, in_order
-from fedfleet.report.words import mean_sd, plain_value, share
+from fedfleet.report.words import joined, mean_sd, plain_value, share
 from fedfleet.simulator.driver.evaluation import less_is_better
 
 Frame = Any
@@ -23,8 +24,8 @@ ESCAPED = {
 }
 LETTER = re.compile("|".join(map(re.escape, ESCAPED)))
 BOLD = (
-    f"Bold: the best label of each point and those that cannot be told from it (tests paired by seed at {share(LEVEL)}, Holm's "
-    f"correction), where some can."
+    f"Bold: the best label of each point and those that follow it and cannot be told from it (tests paired by seed at "
+    f"{share(LEVEL)}, Holm's correction), where some can."
 )
 
 
@@ -108,7 +109,7 @@ def finals(
         for row in _best([of for _, of in blocks], keys, metric)
     )
     several = runs["seed"].nunique() > 1 if "seed" in runs else False
-    made = f"Final {', '.join(metrics)}" + (": mean ± sample standard deviation over seeds." if several else ".")
+    made = f"Final {joined(metrics)}" + (": mean ± sample standard deviation over seeds." if several else ".")
     made = made if caption is None else caption
     if bold:
         made = f"{made} {BOLD}"
@@ -132,7 +133,10 @@ def _known(column: Frame) -> list[float]:
 
 
 def _best(blocks: Sequence[Frame], keys: Sequence[str], metric: str) -> list[int]:
-    """Return the rows that are the best of their point or cannot be told from it; of points where nothing is told apart none."""
+    """Return the rows that are the best of their point, and those that follow it up to the first that can be told from it.
+
+    Of points where none can there are none. A row that is worse than one told apart is none either, whatever its spread.
+    """
     if "label" not in keys or not blocks or "seed" not in blocks[0]:
         return []
     others = [key for key in keys if key != "label"]
@@ -147,5 +151,7 @@ def _best(blocks: Sequence[Frame], keys: Sequence[str], metric: str) -> list[int
         order = in_order(by_seed.to_numpy(), least_is_best=less_is_better(metric))
         worse = {b for a, b in order.apart if a == order.order[0]}
         if worse:
-            result += [row for place, row in enumerate(rows) if place not in worse]
+            result += [
+                rows[place] for place in itertools.takewhile(lambda at, worse=worse: at not in worse, order.order)
+            ]
     return result
