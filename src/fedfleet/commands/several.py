@@ -85,9 +85,9 @@ def study(
     from fedfleet.report.study_page import answers, finals
 
     head, rows = finals(tables)
-    wide().print(results(head, rows))
+    wide().print(results(head, rows), soft_wrap=True)
     if (grid := needed(tables)) is not None:
-        wide().print(results(grid.head, [[str(cell) for cell in row] for row in grid.rows]))
+        wide().print(results(grid.head, [[str(cell) for cell in row] for row in grid.rows]), soft_wrap=True)
         typer.echo(grid.caption)
     for line in answers(tables):
         typer.echo(line)

@@ -81,7 +81,8 @@ def show(result: Findings, out: Path, console: Console) -> None:
 
 def show_winners(result: Winners, out: Path, console: Console) -> None:
     """Print the winner of each search and what is to be said of them."""
-    console.print(results(winners_page.head(result), [winners_page.cells(result, each) for each in result.each]))
+    cells = [winners_page.cells(result, each) for each in result.each]
+    console.print(results(winners_page.head(result), cells), soft_wrap=True)
     first = result.each[0].found
     said = [
         *result.to_extend,
