@@ -407,10 +407,11 @@ class Runner:
 
 
 def describe(x: Prepared) -> str:
-    """Say in one line what is run, and on what."""
+    """Say in one line what is run, and on what; of whole clients that are held out, how much that is."""
+    tested = f"; tested on {x.examples['tested_on']}" if x.names.held_out else ""
     return (
         f"{x.label}: {x.config.task.name} on {x.config.population.dataset.name}, {x.problem.clients:,} clients, "
-        f"{T.count(x.z):,} parameters, {HOW[x.config.executor.inner]} {where(x)}"
+        f"{T.count(x.z):,} parameters, {HOW[x.config.executor.inner]} {where(x)}{tested}"
     )
 
 

@@ -55,10 +55,11 @@ def completed(run: Run, clients: int) -> np.ndarray | None:
 
 
 def group_of(counts: np.ndarray) -> np.ndarray:
-    """Return the group of each client (clients,): clients with equally many rounds are of one group."""
+    """Return the group of each client (clients,): clients with equally many rounds are of one group, the middle one if all are."""
     known = counts[counts > 0]
     edges = np.quantile(known, (1 / 3, 2 / 3)) if len(known) else np.zeros(2)
-    return np.where(counts > 0, 1 + np.searchsorted(edges, counts, side="left"), 0)
+    third = 2 if len(np.unique(known)) == 1 else 1 + np.searchsorted(edges, counts, side="left")
+    return np.where(counts > 0, third, 0)
 
 
 def grouped(run: Run, column: str) -> Grouped | None:

@@ -50,7 +50,7 @@ def test_groups_by_hand(tmp_path: Path) -> None:
 
 def test_thirds_put_equals_together() -> None:
     assert group_of(np.array([0, 1, 2, 3, 4, 5, 6, 0])).tolist() == [0, 1, 1, 2, 2, 3, 3, 0]
-    assert group_of(np.array([2, 2, 2, 2])).tolist() == [1] * 4
+    assert group_of(np.array([2, 2, 0, 2])).tolist() == [2, 2, 0, 2]
     assert group_of(np.zeros(3)).tolist() == [0] * 3
 
 
