@@ -203,8 +203,9 @@ def test_an_interruption_leaves_what_is_finished(tmp_path, monkeypatch):
         return original(self, out, *more)
 
     monkeypatch.setattr(Experiment, "run", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as e:
         run(tmp_path / "study")
+    assert e.value.__notes__ == ["after 2 of 8 trials"]
     run(tmp_path / "study")
     assert len(ran) == 3 + 8 - 2
 

@@ -66,7 +66,8 @@ def test_an_interruption_says_how_to_go_on(tmp_path: Path) -> None:
     data = fedfleet.data.from_arrays(torch.zeros(80, 2), [0, 1] * 40)
     with pytest.raises(KeyboardInterrupt) as raised:
         fedfleet.run(CONFIG, data=data, out=tmp_path / "run", callbacks=Interrupting(0))
-    assert raised.value.__notes__ == [f"go on with fedfleet.resume('{tmp_path / 'run'}', data=…)"]
+    fix = f"go on with fedfleet.resume('{tmp_path / 'run'}', data=…)"
+    assert raised.value.__notes__ == ["after 1 of 2 rounds", fix]
     assert fedfleet.resume(tmp_path / "run", data=data).summary["status"] == "finished"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import statistics
 import sys
@@ -145,8 +146,10 @@ def test_an_interrupted_search_goes_on_as_if_it_had_not_been(tmp_path, monkeypat
         try:
             found = tuned(out, **given)
             break
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as e:
             times, left[0] = times + 1, 4
+            (note,) = e.__notes__
+            assert re.fullmatch(r"after \d of 5 trials were drawn", note)
             with (out / JOURNAL).open("a") as file:
                 file.write('{"event": "mea')
     assert times > 1
