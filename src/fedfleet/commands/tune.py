@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from fedfleet.commands.terminal import results
 from fedfleet.config import schema as C
@@ -68,13 +67,12 @@ def _end(result: Winners, out: Path, progress: Progress, console: Console) -> No
 def show(result: Findings, out: Path, console: Console) -> None:
     """Print the best trials and what is to be said of them."""
     after = [f"after/{rounds}" for rounds in result.rungs]
-    grid = Table(title=f"{result.metric} after so many rounds", title_justify="left")
-    for i, name in enumerate(("trial", *result.keys, "state", *map(str, result.rungs), "sent")):
-        grid.add_column(name, justify="left" if i == 0 else "right", overflow="fold")
+    head, rows = ["trial", *result.keys, "state", *map(str, result.rungs), "sent"], []
     for row in result.ranked()[:SHOWN]:
         keys, values = (number(row[key]) for key in result.keys), (number(row[column]) for column in after)
-        grid.add_row(f"{row['trial']}", *keys, result.state(row), *values, quantity(row["bytes"], "B"))
-    console.print(grid)
+        rows.append([f"{row['trial']}", *keys, result.state(row), *values, quantity(row["bytes"], "B")])
+    console.print(f"{result.metric} after so many rounds", style="italic", markup=False)
+    console.print(results(head, rows), soft_wrap=True)
     for line in (*findings.lines(result), f"{out / findings.BEST}: the winner, for fedfleet run"):
         console.print(line, markup=False, soft_wrap=True)
 

@@ -122,7 +122,8 @@ def several(folder: Path, runs: Mapping[Path, Mapping[str, Any]], wanted: int | 
     title = Text.assemble((str(folder), "bold"), f"  {', '.join(told) or 'nothing yet'}")
     table = Table()
     for name in ("run", "state", "rounds", "metric", "last", "best", "left"):
-        table.add_column(name, justify="left" if name in ("run", "state", "metric") else "right")
+        left = name in ("run", "state", "metric")
+        table.add_column(name, justify="left" if left else "right", overflow="fold", no_wrap=name != "run")
     order = sorted(
         runs, key=lambda run: (runs[run]["state"] not in UNDER_WAY, runs[run]["state"] in ("finished", "stopped"))
     )

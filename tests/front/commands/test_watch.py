@@ -150,3 +150,13 @@ def test_the_time_left_is_in_a_unit_that_can_be_read() -> None:
     status = {"state": "running", "rounds_per_second": 0.5, "done": 0}
     rounds = {20: "40 s", 1_000: "33 min", 20_000: "11 h"}
     assert {n: watching._left({**status, "rounds": n}) for n in rounds} == rounds
+
+
+def test_names_of_several_runs_are_whole_on_a_narrow_terminal(tmp_path: Path):
+    name, known = "a-label-of-some-length-0.25", {"eval/accuracy": {"last": 0.5, "best": 0.625}}
+    page = watching.several(tmp_path, {tmp_path / name: {"state": "finished", "done": 9, "metrics": known}}, 1)
+    told = io.StringIO()
+    Console(width=60, file=told).print(page)
+    rows = [row.split("│")[1:-1] for row in told.getvalue().splitlines() if row.startswith("│")]
+    assert "".join(row[0].strip() for row in rows) == name
+    assert [cell.strip() for cell in rows[0][1:]] == ["finished", "9", "accuracy", "0.5000", "0.6250", ""]
