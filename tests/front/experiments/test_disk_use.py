@@ -23,7 +23,9 @@ GIVEN: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("given", GIVEN, ids=lambda given: ", ".join(map(str, given.values())))
+@pytest.mark.parametrize(
+    "given", [GIVEN[0], GIVEN[1], *(pytest.param(one, marks=pytest.mark.slow) for one in GIVEN[2:])]
+)
 def test_it_is_what_a_run_leaves(tmp_path: Path, given: dict[str, Any]) -> None:
     x = Experiment(load(SMALL, given))
     told = estimated(x)
