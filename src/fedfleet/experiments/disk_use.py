@@ -13,7 +13,8 @@ from fedfleet.simulator.driver.server import initial, model
 
 OUTCOME, ROUND, PHASE, NUMBER = 15, 50, 26, 8
 """Bytes of a row of ``outcomes``, ``rounds`` and ``phases`` as Parquet has them, and of a metric in other tables."""
-PLACE = 25  # bytes of a client's place in a checkpoint
+PLACE, COUNTED = 25, 64
+"""Bytes of a client's place in a checkpoint; and of its outcomes, where they are counted, in the table and in each checkpoint."""
 TEXTS, CHECKPOINT = 25_000, 7_000
 """Bytes of configuration, summary, card and the heads of tables, and of what a checkpoint says of its run."""
 
@@ -42,15 +43,17 @@ def estimated(x: Prepared) -> DiskUse:
     classes = x.examples.get("classes", 0) if says_classes(x.task) else 0
     rows = classes + len(x.domain_names) + population * config.evaluation.per_client
     metrics = len(x.metric_names())
-    tables = rounds * (ROUND + PHASE * phases + OUTCOME * invited * phases)
+    listed, asked_ever = config.evaluation.outcomes == "listed", min(population, rounds * invited * phases)
+    tables = rounds * (ROUND + PHASE * phases + OUTCOME * invited * phases * listed)
+    counts = 0 if listed else COUNTED * asked_ever
     tables += NUMBER * evaluations * (metrics + rows * 2)
     state = initial(x.algorithm, x.z, config.seed, x.problem)
     one = T.num_bytes(model(x.algorithm, state))
     each = max(x.notes.kept.values(), default=0)
-    clients = min(population, rounds * invited * phases) if each else 0
-    kept = CHECKPOINT + T.num_bytes(encode(state)[1]) + each + PLACE * clients
+    clients = asked_ever if each else 0
+    kept = CHECKPOINT + T.num_bytes(encode(state)[1]) + each + PLACE * clients + counts
     return DiskUse(
-        tables=tables + TEXTS,
+        tables=tables + counts + TEXTS,
         models=one * (1 + (config.checkpoint.best is not None)),
         checkpoints=config.checkpoint.keep * kept,
         states=each * (clients + min(clients, invited)),  # a state that changes goes to a place that is free

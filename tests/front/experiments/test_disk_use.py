@@ -20,6 +20,7 @@ GIVEN: list[dict[str, Any]] = [
     {"algorithm.name": "scaffold"},
     {"algorithm.name": "fedavg", "transforms.up": [{"name": "top_k", "share": 0.1, "error_feedback": True}]},
     {"algorithm.name": "fedavg", "evaluation.per_client": True, "evaluation.every": 1},
+    {"algorithm.name": "fedavg", "evaluation.outcomes": "counted"},
 ]
 
 
