@@ -158,7 +158,7 @@ def counted(run: Run) -> bool:
 def invitations(run: Run) -> tuple[np.ndarray, np.ndarray]:
     """The clients that were invited (n,), ascending, and how often (n,), in all phases."""
     if counted(run):
-        return run.outcomes["client"], sum(run.outcomes[outcome] for outcome in OUTCOMES).astype(np.int64)
+        return run.outcomes["client"], np.sum([run.outcomes[name] for name in OUTCOMES], axis=0).astype(np.int64)
     return np.unique(run.outcomes["client"], return_counts=True)
 
 
