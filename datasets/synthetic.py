@@ -140,12 +140,18 @@ class SyntheticPopulation:
         if o.beta:
             x = x + o.beta * (_normal(rng.fold(home, "centre"), 1) + _normal(rng.fold(home, "centres"), d))[owner]
         x = _grid(x, 16)
-        concept = self.concept.expand(len(ids), -1, -1)
+        concept = self.concept[None]
         if o.alpha:
             concept = concept + o.alpha * _normal(rng.fold(home, "concept"), d + 1, o.classes)
         concept = _grid(concept, 10)
-        pairs = zip(x.split(counts.tolist()), concept.unbind(), strict=True)
-        y = torch.cat([(mine @ w[:-1] + w[-1]).argmax(1) for mine, w in pairs])
+        # Sums of grid points are exact, in whatever order: as few products as there are shapes.
+        alike = [len(x)] if len(concept) == 1 else counts.tolist()
+        if len(set(alike)) == 1:
+            by_client = x.view(len(concept), -1, d)
+            y = (by_client @ concept[:, :-1] + concept[:, -1:]).argmax(2).flatten()
+        else:
+            pairs = zip(x.split(alike), concept.unbind(), strict=True)
+            y = torch.cat([(mine @ w[:-1] + w[-1]).argmax(1) for mine, w in pairs])
         return x.to(torch.float32), y
 
     def to(self, device: torch.device) -> "SyntheticPopulation":
