@@ -40,3 +40,13 @@ CASES: dict[str, Case] = {
         replace(ADAPTATION, name="fedmm_source", algorithm="fedavg", task="source_only"),
     )
 }
+USUAL = tuple(CASES)
+"""Cases that commands take where none is named."""
+
+ROUNDS = {10: (200, 120), 100: (200, 120), 1000: (80, 60), 10**4: (20, 20), 10**5: (6, 4), 10**6: (3, 1)}
+BY_COHORT = tuple(f"tabular_{cohort}" for cohort in ROUNDS)
+"""Cases of small clients, ten examples of 32 numbers each, of whom more and more take part."""
+CASES |= {
+    name: Case(name, "logistic", (32,), max(1000, size), size, samples=10, rounds=timed, warmup=before)
+    for name, (size, (timed, before)) in zip(BY_COHORT, ROUNDS.items(), strict=True)
+}

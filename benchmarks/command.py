@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cases import CASES
+from benchmarks.cases import CASES, USUAL
 from benchmarks.peers.workload import Case
 
 INNERS = ("auto", "serial", "batched", "factored")
@@ -64,7 +64,10 @@ def writable(text: str) -> Path:
 def add_case(to: argparse.ArgumentParser, names: Sequence[str] = tuple(CASES)) -> None:
     """Add ``--case``; several may be given."""
     to.add_argument(
-        "--case", action="append", choices=list(names), help="one case, or several by repeating; default: all"
+        "--case",
+        action="append",
+        choices=list(names),
+        help="one case, or several by repeating; default: all but those by cohort",
     )
 
 
@@ -91,7 +94,7 @@ def add_engine(to: argparse.ArgumentParser) -> None:
 
 def cases(
     names: Sequence[str] | None,
-    among: Sequence[str] = tuple(CASES),
+    among: Sequence[str] = USUAL,
     rounds: int | None = None,
     warmup: int | None = None,
 ) -> list[Case]:

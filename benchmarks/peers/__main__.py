@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks import command, limit
-from benchmarks.cases import CASES
+from benchmarks.cases import BY_COHORT, CASES
 from benchmarks.command import say
 from benchmarks.peers.environments import Failure, default_folder, execute, ready
 from benchmarks.peers.workload import Case
@@ -172,6 +172,9 @@ def main(argv: list[str] | None = None) -> None:
     """Run the command."""
     to = command.parser("benchmarks.peers", __doc__)
     command.add_case(to)
+    to.add_argument(
+        "--by-cohort", action="store_true", help="instead of --case: small clients, 10 to 1,000,000 a round"
+    )
     to.add_argument("--repeats", type=command.count, default=3, help="turns of each contestant (default 3)")
     to.add_argument(
         "--rounds", type=command.count, help=f"timed rounds (Flower {FLOWER_ROUNDS}); some seconds if not given"
@@ -186,11 +189,14 @@ def main(argv: list[str] | None = None) -> None:
     to.add_argument("--limit", type=command.seconds, default=1800, help="seconds that one run may take (default 1800)")
     to.add_argument("--json", type=command.writable, metavar="FILE", help="write everything measured")
     args = to.parse_args(argv)
+    if args.by_cohort and args.case:
+        to.error("argument --by-cohort: not allowed with argument --case")
     skipped = {n for n in ("jax", "pfl", "flower") if getattr(args, f"skip_{n}")}
+    skipped |= {"loops", "loop", "flower"} if args.by_cohort else set()  # of a million clients they would take hours
     names = [n for n in CONTESTANTS if n not in skipped]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is ended too
     flop_per_s, found, of = limit.together(WORKERS), {}, {}
-    for case in command.cases(args.case, rounds=args.rounds, warmup=args.warmup):
+    for case in command.cases(BY_COHORT if args.by_cohort else args.case, rounds=args.rounds, warmup=args.warmup):
         of[case.name] = case
         found[case.name] = compare(case, names, args)
         if args.json:
