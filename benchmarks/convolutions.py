@@ -1,7 +1,7 @@
 """Convolutions whose filters differ from client to client, on a CPU: ``python -m benchmarks.convolutions``.
 
 Layers of two nets, forward and backward, in turns: one client at a time; all at once as one convolution with a group a client; and
-as batched products with unfolded patches.
+as batched products with unfolded patches. Then the gradients by filters that see one channel, as the engine finds them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from torch import Tensor
 
 from benchmarks import command
 from benchmarks.blocks import spread, told
+from fedfleet.simulator.arithmetic.convolution import Geometry, Patches
 
 LAYERS = {"lenet, 1": (1, 6, 5, 28), "lenet, 2": (6, 16, 5, 12), "cnn, 1": (3, 32, 3, 32), "cnn, 2": (32, 64, 3, 30)}
 """Channels in and out, side of the filters and of the images; of all but first layers a gradient by the inputs is taken, too."""
 BATCH = 10
+ONE_CHANNEL = [(8, 3, 14), (32, 3, 28), (6, 5, 28), (16, 5, 28), (32, 5, 28)]
+"""Channels out, side of the filters and of the images."""
 ALONE = "one client at a time"
 Way = Callable[[Tensor, Tensor], Tensor]
 
@@ -81,6 +84,28 @@ def measure(layer: str, clients: int, turns: int) -> dict[str, object]:
     }
 
 
+def of_filters(o: int, k: int, side: int, clients: int, turns: int) -> list[object]:
+    """Return a row: milliseconds of torch, one client at a time, and of the engine over that, by processor time."""
+    out = side - k + 1
+    x, d = torch.randn(clients, BATCH, 1, side, side), torch.randn(clients, BATCH, o, out, out)
+    ours = Patches(x, d, torch.Size((o, 1, k, k)), Geometry((1, 1), (0, 0), (1, 1), 1))
+    filters = torch.randn(o, 1, k, k, requires_grad=True)
+    outs = [F.conv2d(a, filters) for a in x]
+    ways: dict[str, Callable[[], object]] = {
+        ALONE: lambda: [torch.autograd.grad(y, filters, g, retain_graph=True) for y, g in zip(outs, d, strict=True)],
+        "engine": ours.each,
+    }
+    times: list[dict[str, float]] = []
+    for _ in range(turns):
+        times.append({})
+        for name, way in ways.items():
+            started = time.thread_time()
+            way()
+            times[-1][name] = 1000 * (time.thread_time() - started)
+    over = spread([t["engine"] / t[ALONE] for t in times])
+    return [f"1 to {o}, {k} x {k}, images of {side}", str(clients), median(t[ALONE] for t in times), told(over)]
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run the command."""
     ask = command.parser("benchmarks.convolutions", __doc__)
@@ -90,8 +115,9 @@ def main(argv: list[str] | None = None) -> None:
     args = ask.parse_args(argv)
     torch.set_num_threads(1)
     found = [measure(layer, clients, args.turns) for layer in LAYERS for clients in args.clients or (8, 64)]
+    filters = [of_filters(*layer, n, args.turns) for layer in ONE_CHANNEL for n in args.clients or (8, 64)]
     if args.json:
-        print(json.dumps({"machine": command.machine(), "layers": found}))
+        print(json.dumps({"machine": command.machine(), "layers": found, "one_channel": filters}))
         return
     rows = [
         [r["layer"], str(r["clients"]), *r["ms"].values(), *(told(over) for over in r["over"].values())]  # pyright: ignore
@@ -100,6 +126,8 @@ def main(argv: list[str] | None = None) -> None:
     ways = list(WAYS)
     columns = ["layer", "clients", *(f"{way}, ms" for way in ways), *(f"{way} over the first" for way in ways[1:])]
     command.show("Convolutions with filters of each client's own", columns, rows)
+    columns = ["filters", "clients", f"{ALONE}, ms", "the engine over that"]
+    command.show("Gradients by filters that see one channel, processor time", columns, filters)
 
 
 if __name__ == "__main__":
