@@ -24,6 +24,7 @@ from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 
 UNDER_WAY = ("starting", "running")
 BARS, BLOCKS = "▁▂▃▄▅▆▇█", 30
+NAME = 10  # columns that the name of a run has, at least
 SHOWN, EVENTS_SHOWN = 40, 4  # runs that have a row; events
 COLORS = {
     "running": "cyan",
@@ -123,7 +124,13 @@ def several(folder: Path, runs: Mapping[Path, Mapping[str, Any]], wanted: int | 
     table = Table()
     for name in ("run", "state", "rounds", "metric", "last", "best", "left"):
         left = name in ("run", "state", "metric")
-        table.add_column(name, justify="left" if left else "right", overflow="fold", no_wrap=name != "run")
+        table.add_column(
+            name,
+            justify="left" if left else "right",
+            overflow="fold",
+            no_wrap=name != "run",
+            min_width=NAME * (name == "run"),
+        )
     order = sorted(
         runs, key=lambda run: (runs[run]["state"] not in UNDER_WAY, runs[run]["state"] in ("finished", "stopped"))
     )

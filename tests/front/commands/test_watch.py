@@ -156,7 +156,7 @@ def test_names_of_several_runs_are_whole_on_a_narrow_terminal(tmp_path: Path):
     name, known = "a-label-of-some-length-0.25", {"eval/accuracy": {"last": 0.5, "best": 0.625}}
     page = watching.several(tmp_path, {tmp_path / name: {"state": "finished", "done": 9, "metrics": known}}, 1)
     told = io.StringIO()
-    Console(width=60, file=told).print(page)
+    Console(width=72, file=told).print(page)
     rows = [row.split("│")[1:-1] for row in told.getvalue().splitlines() if row.startswith("│")]
     assert "".join(row[0].strip() for row in rows) == name
     assert [cell.strip() for cell in rows[0][1:]] == ["finished", "9", "accuracy", "0.5000", "0.6250", ""]
