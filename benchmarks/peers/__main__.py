@@ -95,6 +95,7 @@ CONTESTANTS = {
     "fedfleet": Contestant(
         "fedfleet, 2 actors", OURS, module("benchmarks.engine", "--executor", "ray", "--actors", str(WORKERS))
     ),
+    "alone": Contestant("fedfleet, one process", ("fedavg",), module("benchmarks.engine", "--executor", "local")),
     "loops": Contestant("two bare loops", OURS, module("benchmarks.loops", "--processes", str(WORKERS))),
     "loop": Contestant("one bare loop", OURS, module("benchmarks.loops")),
     "batched": Contestant("one batched loop", ("fedavg",), module("benchmarks.loops", "--batched")),
@@ -192,7 +193,9 @@ def main(argv: list[str] | None = None) -> None:
     if args.by_cohort and args.case:
         to.error("argument --by-cohort: not allowed with argument --case")
     skipped = {n for n in ("jax", "pfl", "flower") if getattr(args, f"skip_{n}")}
-    skipped |= {"loops", "loop", "flower"} if args.by_cohort else set()  # of a million clients they would take hours
+    skipped |= (
+        {"loops", "loop", "flower"} if args.by_cohort else {"alone"}
+    )  # of a million clients they would take hours
     names = [n for n in CONTESTANTS if n not in skipped]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is ended too
     flop_per_s, found, of = limit.together(WORKERS), {}, {}
