@@ -29,7 +29,7 @@ from pydantic import Field
 
 from fedfleet.algorithms.control import share
 from fedfleet.algorithms.local import carried, gradient, local_training, zero
-from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions
+from fedfleet.algorithms.options import CohortOptions, LocalOptimizer, LocalOptions
 from fedfleet.algorithms.participation import Correction, correcting
 from fedfleet.simulator.author import (
     Algorithm,
@@ -78,7 +78,7 @@ class PeriodOptions(LocalOptions):
 class AmplifiedFedAvgOptions(PeriodOptions):
     """Options of Amplified FedAvg."""
 
-    client_optimizer: ClientOptimizer = ClientOptimizer()
+    client_optimizer: LocalOptimizer = LocalOptimizer()
     correction: Correction = Correction()
     """Correction for clients that are heard less often than others."""
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from fedfleet.algorithms.agnostic import of_problem
 from fedfleet.algorithms.domain_participation import ChanceCorrection
 from fedfleet.algorithms.local import gradient, local_training, send_change
-from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions
+from fedfleet.algorithms.options import CohortOptions, LocalOptimizer, LocalOptions
 from fedfleet.simulator.author import (
     Algorithm,
     ByDomainMean,
@@ -51,7 +51,7 @@ class ClusterFedVarpOptions(LocalOptions):
     """How much a client counts, here and among all."""
     correction: ChanceCorrection = ChanceCorrection()
     """Correction for clients that are heard less often than others of their cluster."""
-    client_optimizer: ClientOptimizer = ClientOptimizer()
+    client_optimizer: LocalOptimizer = LocalOptimizer()
 
 
 class State(NamedTuple):

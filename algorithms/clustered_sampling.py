@@ -31,7 +31,7 @@ from torch import Tensor
 
 from fedfleet.algorithms.domain_participation import ChanceCorrection
 from fedfleet.algorithms.local import carried, gradient, local_training
-from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions
+from fedfleet.algorithms.options import CohortOptions, LocalOptimizer, LocalOptions
 from fedfleet.simulator.author import (
     Algorithm,
     CollectUploads,
@@ -62,7 +62,7 @@ class SamplingOptions(LocalOptions):
     """One client of each cluster, by examples alone, or by last updates; or every draw from all."""
     correction: ChanceCorrection = ChanceCorrection()
     """Correction for clients that are heard less often than others."""
-    client_optimizer: ClientOptimizer = ClientOptimizer()
+    client_optimizer: LocalOptimizer = LocalOptimizer()
 
 
 class State(NamedTuple):

@@ -19,13 +19,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedfleet.algorithms.local import Direction, Local, gradient
+from fedfleet.algorithms.local import Direction, Local, Training, gradient
 from fedfleet.simulator.author import (
     Batch,
     BatchPlan,
     Key,
     LocalLoop,
-    LocalWork,
     Message,
     Ops,
     Optimizer,
@@ -62,7 +61,7 @@ def controlled(
     direction: Direction = gradient,
     parts: tuple[str, ...] | None = None,
     optimizer: Optimizer | None = None,
-) -> LocalWork:
+) -> Training:
     """Step along ``direction`` + c - c_i, in the given ``parts`` of the model if not in all; send the changes of z and c_i.
 
     What ``optimizer`` makes of the direction takes its place; it does not see the correction.
@@ -89,4 +88,4 @@ def controlled(
         control = T.sub(T.scale(1.0 / steps, taken), correction)
         return Message(send={"dz": T.sub(local.z, shared["z"]), "dc": T.sub(control, client_state)}), control  # l. 13
 
-    return LocalWork(client_init=client_init, loops=(LocalLoop(step=step, batches=plan),), client_final=client_final)
+    return Training(client_init=client_init, loops=(LocalLoop(step=step, batches=plan),), client_final=client_final)

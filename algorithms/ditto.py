@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from pydantic import Field, model_validator
 
 from fedfleet.algorithms.fedavg import AveragingOptions
-from fedfleet.algorithms.local import Local, local_training, proximal
+from fedfleet.algorithms.local import Local, Training, gradient, proximal, replaced
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.author import (
     Algorithm,
@@ -75,18 +75,22 @@ class State(NamedTuple):
 def ditto(options: DittoOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build Ditto."""
     rule = options.client_optimizer.build()
-    shared_work = local_training(options.plan(), optimizer=rule)
 
     def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Local:
-        return Local(shared["z"], rule.init(shared["z"]), client_state)
+        return Local(shared["z"], (rule.init(shared["z"]), rule.init(client_state)), client_state)
 
-    def step(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: StepInfo, key: Key) -> Local:
-        before = rule.init(local.client_state) if at.k == 0 else local.optimizer
+    def fit(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: StepInfo, key: Key) -> Local:
+        d, after = rule.update(local.optimizer[0], gradient(ops, shared, local, batch, at, key), local.z)
+        moved = ops.step("train", local.z, shared["lr"], d)
+        return local._replace(z=moved, optimizer=replaced(local.optimizer, 0, after))
+
+    def fit_own(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: StepInfo, key: Key) -> Local:
         d = proximal(
             ops.grad("train", local.client_state, batch, key)[0], local.client_state, shared["z"], shared["pull"]
         )
-        d, after = rule.update(before, d, local.client_state)
-        return Local(local.z, after, ops.step("train", local.client_state, shared["lr"], d))
+        d, after = rule.update(local.optimizer[1], d, local.client_state)
+        moved = ops.step("train", local.client_state, shared["lr"], d)
+        return local._replace(optimizer=replaced(local.optimizer, 1, after), client_state=moved)
 
     def client_final(
         shared: Mapping[str, Any], client_state: Tree, client_input: Tree, local: Local
@@ -99,8 +103,8 @@ def ditto(options: DittoOptions, task: Task, cohort: CohortOptions) -> Algorithm
     def initial(shared: Mapping[str, Any]) -> Tree:
         return shared["initial"]
 
-    stages = (*shared_work.loops, LocalLoop(step=step, batches=options.own_plan()))
-    work = LocalWork(client_init=client_init, loops=stages, client_final=client_final)
+    stages = (LocalLoop(step=fit, batches=options.plan()), LocalLoop(step=fit_own, batches=options.own_plan()))
+    work = Training(client_init=client_init, loops=stages, client_final=client_final)
     train = Phase(name="train", work=work, reduce={"z": Mean()}, weight=options.weight, client_state=initial, model="z")
 
     def message(state: State, t: int) -> Message:

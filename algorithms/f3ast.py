@@ -29,7 +29,7 @@ from torch import Tensor
 
 from fedfleet.algorithms.fedau import Counts
 from fedfleet.algorithms.local import gradient, local_training, send_change
-from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions
+from fedfleet.algorithms.options import CohortOptions, LocalOptimizer, LocalOptions
 from fedfleet.algorithms.participation import Correction, correcting
 from fedfleet.simulator.author import (
     Algorithm,
@@ -56,7 +56,7 @@ class ChoosingOptions(LocalOptions):
     """Clients that work, of those of ``cohort.size`` that are online, M; all, if there are fewer."""
     weight: Literal["num_examples", "uniform"] = "num_examples"
     """What each client is of all."""
-    client_optimizer: ClientOptimizer = ClientOptimizer()
+    client_optimizer: LocalOptimizer = LocalOptimizer()
 
 
 class F3astOptions(ChoosingOptions):

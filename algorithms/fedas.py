@@ -27,8 +27,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedfleet.algorithms.keeping import averaged, cut
-from fedfleet.algorithms.local import EVERYTHING
-from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions
+from fedfleet.algorithms.local import EVERYTHING, Training
+from fedfleet.algorithms.options import CohortOptions, LocalOptimizer, LocalOptions
 from fedfleet.algorithms.prototypes import Moments, target
 from fedfleet.simulator.author import (
     Algorithm,
@@ -52,7 +52,7 @@ LEAST = 1e-12  # weight of a client whose gradients all vanish
 class FedAsOptions(LocalOptions):
     """Options of FedAS."""
 
-    client_optimizer: ClientOptimizer = ClientOptimizer()
+    client_optimizer: LocalOptimizer = LocalOptimizer()
     align_lr: float = Field(default=0.01, ge=0)
     """Rate of the steps that turn the body that is sent."""
     align_epochs: int = Field(default=1, ge=1)
@@ -121,7 +121,7 @@ def fedas(options: FedAsOptions, task: Task, cohort: CohortOptions) -> Algorithm
         LocalLoop(step=align, batches=replace(once, epochs=options.align_epochs)),
     )
     stages = (*before, LocalLoop(step=train, batches=options.plan()), LocalLoop(step=inform, batches=once))
-    work = LocalWork(client_init=client_init, loops=stages, client_final=client_final, divisible=False)
+    work = Training(client_init=client_init, loops=stages, client_final=client_final, divisible=False)
     phase = Phase(name="train", work=work, reduce={"z": Mean()}, weight="information", client_state=fresh, model="z")
 
     own_model = LocalWork(client_init=client_init, loops=before, client_final=mine)

@@ -23,7 +23,7 @@ from pydantic import Field, model_validator
 
 from fedfleet.algorithms.fedbuff import State
 from fedfleet.algorithms.local import gradient, held, local_training
-from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions, refuse_others
+from fedfleet.algorithms.options import CohortOptions, LocalOptimizer, LocalOptions, refuse_others
 from fedfleet.simulator.author import Algorithm, Buffer, Key, Mean, Message, Phase, Problem, Round, T, Task, Tree, View
 
 
@@ -44,7 +44,7 @@ class FedAsyncOptions(LocalOptions):
     """b, hinge only; 4 if not given."""
     mu: float = Field(default=0.0, ge=0)
     """Weight of a proximal term, rho."""
-    client_optimizer: ClientOptimizer = ClientOptimizer()
+    client_optimizer: LocalOptimizer = LocalOptimizer()
 
     @model_validator(mode="after")
     def _applies(self) -> FedAsyncOptions:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from fedfleet.algorithms.local import Direction, carried, gradient, local_training
-from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions, ServerOptimizer
+from fedfleet.algorithms.options import CohortOptions, LocalOptimizer, LocalOptions, ServerOptimizer
 from fedfleet.algorithms.participation import Correction, correcting
 from fedfleet.simulator.author import (
     Algorithm,
@@ -39,7 +39,7 @@ class AveragingOptions(LocalOptions):
 
     weight: Literal["num_examples", "uniform"] = "num_examples"
     """How much a client counts in the mean."""
-    client_optimizer: ClientOptimizer = ClientOptimizer()
+    client_optimizer: LocalOptimizer = LocalOptimizer()
 
 
 class FedAvgOptions(AveragingOptions):

@@ -25,7 +25,7 @@ import torch
 from pydantic import Field
 
 from fedfleet.algorithms.local import Local, gradient, local_training
-from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions
+from fedfleet.algorithms.options import CohortOptions, LocalOptimizer, LocalOptions
 from fedfleet.simulator.author import (
     Algorithm,
     Key,
@@ -52,7 +52,7 @@ class FedAweOptions(LocalOptions):
     """The largest norm of the mean change, 0.5 in the authors' code; null: any, as in the paper."""
     evaluate: Literal["server", "clients"] = "server"
     """server: the server's model; clients: the mean of all clients' models, as the authors' code. It takes a second model up."""
-    client_optimizer: ClientOptimizer = ClientOptimizer()
+    client_optimizer: LocalOptimizer = LocalOptimizer()
 
 
 class State(NamedTuple):

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from pydantic import Field
 
 from fedfleet.algorithms.local import local_training, send_change
-from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions
+from fedfleet.algorithms.options import CohortOptions, LocalOptimizer, LocalOptions
 from fedfleet.simulator.author import Algorithm, Buffer, Key, Message, Phase, Problem, Round, T, Task, Total, Tree, View
 
 
@@ -40,7 +40,7 @@ class FedBuffOptions(LocalOptions):
     """An answer tau steps old counts (1 + tau)^-this."""
     global_lr: float = Field(default=1.0, gt=0)
     """Server learning rate, eta_g."""
-    client_optimizer: ClientOptimizer = ClientOptimizer()
+    client_optimizer: LocalOptimizer = LocalOptimizer()
 
 
 class State(NamedTuple):

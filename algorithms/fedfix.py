@@ -29,7 +29,7 @@ from torch import Tensor
 from fedfleet.algorithms.f3ast import of_all
 from fedfleet.algorithms.fedau import Counts
 from fedfleet.algorithms.local import local_training, send_change
-from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions
+from fedfleet.algorithms.options import CohortOptions, LocalOptimizer, LocalOptions
 from fedfleet.simulator.author import Algorithm, Buffer, Key, Message, Phase, Problem, Round, T, Task, Total, Tree, View
 
 
@@ -44,7 +44,7 @@ class FedFixOptions(LocalOptions):
     """Server learning rate, eta_g."""
     weight: Literal["num_examples", "uniform"] = "num_examples"
     """A client's part of all, p_i."""
-    client_optimizer: ClientOptimizer = ClientOptimizer()
+    client_optimizer: LocalOptimizer = LocalOptimizer()
 
 
 class State(NamedTuple):

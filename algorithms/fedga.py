@@ -27,8 +27,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedfleet.algorithms.local import EVERYTHING, Local, gradient, zero
-from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions
+from fedfleet.algorithms.local import EVERYTHING, Local, Training, gradient, zero
+from fedfleet.algorithms.options import CohortOptions, LocalOptimizer, LocalOptions
 from fedfleet.simulator.author import (
     Algorithm,
     Batch,
@@ -58,7 +58,7 @@ ROUNDING = 1e-6  # gaps are divided by the largest: were it the error of single 
 class FedGaOptions(LocalOptions):
     """Options of FedGA."""
 
-    client_optimizer: ClientOptimizer = ClientOptimizer()
+    client_optimizer: LocalOptimizer = LocalOptimizer()
     step: float = Field(default=0.2, ge=0, le=1)
     """How far shares move in the first round, s_0, as a part of the mean one; it falls linearly to 0 over ``rounds``. 0 is FedAvg
     with equal weights."""
@@ -131,7 +131,7 @@ def fedga(options: FedGaOptions, task: Task, cohort: CohortOptions) -> Algorithm
         return Message({}, {"measured": at_work.mean()}), client_state
 
     apart = LocalLoop(step=measure, batches=replace(EVERYTHING, held_out=True))
-    training = LocalWork(
+    training = Training(
         client_init=client_init, loops=(LocalLoop(step=step, batches=options.plan()), apart), client_final=send
     )
     train = Phase(name="train", work=training, reduce={"z": Mean()}, weight="share", model="z", dated=True)

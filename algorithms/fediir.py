@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fedfleet.algorithms.keeping import cut
 from fedfleet.algorithms.local import Local, local_training
-from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions
+from fedfleet.algorithms.options import CohortOptions, LocalOptimizer, LocalOptions
 from fedfleet.simulator.author import (
     Algorithm,
     Batch,
@@ -51,7 +51,7 @@ from fedfleet.simulator.author import (
 class FedIirOptions(LocalOptions):
     """Options of FedIIR."""
 
-    client_optimizer: ClientOptimizer = ClientOptimizer()
+    client_optimizer: LocalOptimizer = LocalOptimizer()
     penalty: float = Field(default=1e-3, ge=0)
     """Weight of how far a batch's gradient of the classifier is from the mean one, gamma; 1e-4 in FedOMG's Table 4. 0 is FedAvg."""
     ema: float = Field(default=0.95, ge=0, lt=1)

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from fedfleet.algorithms.fedrep import FedRepOptions
 from fedfleet.algorithms.keeping import cut, initial
-from fedfleet.algorithms.local import EVERYTHING
+from fedfleet.algorithms.local import EVERYTHING, Training, replaced
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.prototypes import Moments, target
 from fedfleet.algorithms.simplex_qp import least_quadratic
@@ -79,10 +79,10 @@ class State(NamedTuple):
 
 
 class _Pac(NamedTuple):
-    """A client in the middle: its model, the optimiser's state, what it knows of its features before and after."""
+    """A client in the middle: its model, the states of head's and body's optimisers, what it knows of features before and after."""
 
     z: Tree
-    optimizer: Any
+    optimizer: tuple[Any, Any]
     before: Moments
     after: Moments
 
@@ -104,7 +104,7 @@ def fedpac(options: FedPacOptions, task: Task, cohort: CohortOptions) -> Algorit
 
     def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> _Pac:
         z = at.whole(shared["z"], client_state)
-        return _Pac(z, rule.init(z), Moments.none(at, z), Moments.none(at, z))
+        return _Pac(z, (rule.init(z), rule.init(z)), Moments.none(at, z), Moments.none(at, z))
 
     def look_before(ops: Ops, shared: Mapping[str, Any], pac: _Pac, batch: Batch, where: StepInfo, key: Key) -> _Pac:
         return pac._replace(before=pac.before.plus(ops, pac.z, batch))
@@ -113,16 +113,17 @@ def fedpac(options: FedPacOptions, task: Task, cohort: CohortOptions) -> Algorit
         return pac._replace(after=pac.after.plus(ops, pac.z, batch))
 
     def fit_head(ops: Ops, shared: Mapping[str, Any], pac: _Pac, batch: Batch, where: StepInfo, key: Key) -> _Pac:
-        return _moved(ops, shared, pac, ops.grad("train", pac.z, batch, key)[0], where, kept=False)
+        return _moved(ops, shared, pac, ops.grad("train", pac.z, batch, key)[0], kept=False)
 
     def fit_body(ops: Ops, shared: Mapping[str, Any], pac: _Pac, batch: Batch, where: StepInfo, key: Key) -> _Pac:
         ctx = target(shared["prototypes"], shared["known"], shared["pull"])
-        return _moved(ops, shared, pac, ops.grad("near", pac.z, batch, key, ctx=ctx)[0], where, kept=True)
+        return _moved(ops, shared, pac, ops.grad("near", pac.z, batch, key, ctx=ctx)[0], kept=True)
 
-    def _moved(ops: Ops, shared: Mapping[str, Any], pac: _Pac, d: Tree, where: StepInfo, *, kept: bool) -> _Pac:
-        before = rule.init(pac.z) if where.k == 0 else pac.optimizer
-        d, after = rule.update(before, at.still(d, kept=kept), pac.z)
-        return pac._replace(z=ops.step("train", pac.z, shared["lr"], at.still(d, kept=kept)), optimizer=after)
+    def _moved(ops: Ops, shared: Mapping[str, Any], pac: _Pac, d: Tree, *, kept: bool) -> _Pac:
+        place = int(kept)
+        d, after = rule.update(pac.optimizer[place], at.still(d, kept=kept), pac.z)
+        z = ops.step("train", pac.z, shared["lr"], at.still(d, kept=kept))
+        return pac._replace(z=z, optimizer=replaced(pac.optimizer, place, after))
 
     def client_final(
         shared: Mapping[str, Any], client_state: Tree, client_input: Tree, pac: _Pac
@@ -138,7 +139,7 @@ def fedpac(options: FedPacOptions, task: Task, cohort: CohortOptions) -> Algorit
         LocalLoop(step=fit_body, batches=options.plan()),
         LocalLoop(step=look_after, batches=EVERYTHING),
     )
-    work = LocalWork(client_init=client_init, loops=stages, client_final=client_final, divisible=False)
+    work = Training(client_init=client_init, loops=stages, client_final=client_final, divisible=False)
     reduce = {
         "z": Mean(),
         "head": CollectUploads(),

@@ -47,5 +47,6 @@ class FedRepOptions(AveragingOptions):
 def fedrep(options: FedRepOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build FedRep."""
     at = cut(task, "head", "fedrep")
-    stages = (training(at, options, options.head_plan(), "kept"), training(at, options, options.plan(), "rest"))
+    head, body = options.head_plan(), options.plan()
+    stages = (training(at, options, head, "kept"), training(at, options, body, "rest", place=1))
     return keeping(options, task, cohort, at, stages)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fedfleet.algorithms.fedavg import AveragingOptions
 from fedfleet.algorithms.keeping import cut, initial, matrix
+from fedfleet.algorithms.local import Training
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.author import (
     Algorithm,
@@ -60,7 +61,7 @@ class Rod(NamedTuple):
 
     z: Tree
     head: Tree
-    optimizers: tuple[Any, Any]
+    optimizer: tuple[Any, Any]
     labels: Tensor
 
 
@@ -78,7 +79,7 @@ def fedrod(options: AveragingOptions, task: Task, cohort: CohortOptions) -> Algo
         return rod._replace(labels=rod.labels + (of * batch.weight[:, None]).sum(0))
 
     def step(ops: Ops, shared: Mapping[str, Any], rod: Rod, batch: Batch, at: StepInfo, key: Key) -> Rod:
-        lr, (of_z, of_head) = shared["lr"]["x"], rod.optimizers
+        lr, (of_z, of_head) = shared["lr"]["x"], rod.optimizer
         common = ops.grad("balanced", rod.z, batch, key, ctx=rod.labels)[0]
         personal = ops.grad("residual", {**rod.z, **rod.head}, batch, key)[0]
         d, of_z = rule.update(of_z, common, rod.z)
@@ -96,7 +97,7 @@ def fedrod(options: AveragingOptions, task: Task, cohort: CohortOptions) -> Algo
         return Message({"z": {**rod.z, **rod.head}}), client_state
 
     look = LocalLoop(step=count, batches=BatchPlan(size=LABELS, epochs=1, shuffle=False, free=True))
-    work = LocalWork(
+    work = Training(
         client_init=client_init, loops=(look, LocalLoop(step=step, batches=options.plan())), client_final=client_final
     )
     train = Phase(name="train", work=work, reduce={"z": Mean()}, weight=options.weight, client_state=initial, model="z")

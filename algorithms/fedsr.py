@@ -10,7 +10,7 @@ released code; ``tasks/stochastic.py`` has the net and the objective
     r_mu, r_sigma, C            a client's state
     alpha^L2R, alpha^CMI        l2r, cmi
 
-A step moves all of it at one rate. Optimisers start afresh every round; the released code keeps their momentum.
+A step moves all of it at one rate. The released code keeps momentum between rounds: ``state: persist``.
 """
 
 from __future__ import annotations

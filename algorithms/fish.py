@@ -15,8 +15,8 @@ answer there is no round: it starts again, or is skipped.
     alpha                     lr
     epsilon                   epsilon: 0.5, drawn of 0.05, 0.1 and 0.5 there; divided by the number of domains in the authors' code
     one minibatch a domain    steps: 1
-    Adam's state of the       optimisers start afresh in every exchange
-    inner steps goes on
+    Adam's state of the       each client has a state of its own, which starts afresh, or with state: persist is kept
+    inner steps goes on       from its last step
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from fedfleet.algorithms.local import carried, local_training
-from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions
+from fedfleet.algorithms.options import CohortOptions, LocalOptimizer, LocalOptions
 from fedfleet.simulator.author import (
     Algorithm,
     Cohort,
@@ -45,7 +45,7 @@ from fedfleet.simulator.author import (
 class FishOptions(LocalOptions):
     """Options of Fish."""
 
-    client_optimizer: ClientOptimizer = ClientOptimizer()
+    client_optimizer: LocalOptimizer = LocalOptimizer()
     epsilon: float = Field(default=0.5, gt=0)
     """The share of the way to where the round ends that the server goes."""
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 from fedfleet.algorithms.fedavg import AveragingOptions
-from fedfleet.algorithms.local import Local
+from fedfleet.algorithms.local import Local, Training, replaced
 from fedfleet.algorithms.options import CohortOptions, LocalOptions
 from fedfleet.simulator.author import (
     BUFFERS,
@@ -122,14 +122,15 @@ def initial(shared: Mapping[str, Any]) -> Tree:
     return shared["initial"]
 
 
-def training(at: Cut, options: AveragingOptions, plan: BatchPlan, moves: Moves) -> LocalLoop:
-    """Return local steps of all of the model, of what is kept or of the rest; the optimiser starts afresh."""
+def training(at: Cut, options: AveragingOptions, plan: BatchPlan, moves: Moves, place: int = 0) -> LocalLoop:
+    """Return local steps of all of the model, of what is kept or of the rest, by the optimiser at this place of the work's."""
     rule = options.client_optimizer.build()
 
     def step(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, where: StepInfo, key: Key) -> Local:
-        before = rule.init(local.z) if where.k == 0 else local.optimizer
-        d, after = rule.update(before, moving(ops.grad("train", local.z, batch, key)[0]), local.z)
-        return Local(ops.step("train", local.z, shared["lr"], moving(d)), after, local.client_state)
+        d = moving(ops.grad("train", local.z, batch, key)[0])
+        d, after = rule.update(local.optimizer[place], d, local.z)
+        moved = ops.step("train", local.z, shared["lr"], moving(d))
+        return Local(moved, replaced(local.optimizer, place, after), local.client_state)
 
     def moving(d: Tree) -> Tree:  # before the optimiser, which clips, and after it, which lets weights decay
         return d if moves == "all" else at.still(d, kept=moves == "rest")
@@ -163,7 +164,7 @@ def keeping(
 
     def client_init(shared: Mapping[str, Any], client_state: Tree, client_input: Tree, key: Key) -> Local:
         z = at.whole(shared["z"], client_state if learns else shared["initial"])
-        return Local(z, rule.init(z), client_state)
+        return Local(z, tuple(rule.init(z) for _ in stages), client_state)
 
     def client_final(
         shared: Mapping[str, Any], client_state: Tree, client_input: Tree, local: Local
@@ -174,7 +175,7 @@ def keeping(
         return Message({"z": local.z}), client_state
 
     fresh = initial if learns else None
-    work = LocalWork(client_init=client_init, loops=stages, client_final=client_final)
+    work = Training(client_init=client_init, loops=stages, client_final=client_final)
     train = Phase(name="train", work=work, reduce={"z": Mean()}, weight=options.weight, client_state=fresh, model="z")
 
     own_model = LocalWork(client_init=client_init, loops=tuning, client_final=whole)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +34,19 @@ class Local(NamedTuple):
     client_state: Tree
 
 
+@dataclass(frozen=True, kw_only=True)
+class Training(LocalWork):
+    """Local work whose carry has the state of the client's optimiser, as ``optimizer``, or as that of a ``local`` in it.
+
+    An optimiser of each loop, or of each part, is an entry of a tuple there.
+    """
+
+
+def replaced(states: tuple[Any, ...], place: int, state: Any) -> tuple[Any, ...]:
+    """Return the states of several optimisers with that at a place replaced."""
+    return (*states[:place], state, *states[place + 1 :])
+
+
 Direction = Callable[[Ops, Mapping[str, Any], Local, Any, StepInfo, Key], Tree]
 """``(ops, shared, local, batch, at, key) -> direction`` of one local step; a tuple of batches where the plan has several a step."""
 ClientFinal = Callable[[Mapping[str, Any], Tree, Tree, Local], tuple[Message, Tree]]
@@ -60,7 +74,7 @@ def local_training(
     direction: Direction = gradient,
     optimizer: Optimizer | None = None,
     client_final: ClientFinal = send_model,
-) -> LocalWork:
+) -> Training:
     """Start at ``shared["z"]`` and step ``z - shared["lr"] * direction`` along the plan."""
     rule = optimizer or sgd()
 
@@ -71,7 +85,7 @@ def local_training(
         d, state = rule.update(local.optimizer, direction(ops, shared, local, batch, at, key), local.z)
         return Local(ops.step("train", local.z, shared["lr"], d), state, local.client_state)
 
-    return LocalWork(client_init=client_init, loops=(LocalLoop(step=step, batches=plan),), client_final=client_final)
+    return Training(client_init=client_init, loops=(LocalLoop(step=step, batches=plan),), client_final=client_final)
 
 
 def carried(z: Tree, mean: Tree) -> Tree:

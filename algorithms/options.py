@@ -187,7 +187,7 @@ class Schedule(ByName):
 
 
 class ClientOptimizer(ByName):
-    """The rule for directions, as in torch.optim, whose names do too; a client's state starts afresh every round."""
+    """The rule for directions, as in torch.optim, whose names do too."""
 
     torchs = MappingProxyType(
         {"SGD": Torchs("sgd"), "Adam": Torchs("adam"), "Adagrad": Torchs("adagrad", fixed={"eps": 1e-10})}
@@ -222,6 +222,19 @@ class ClientOptimizer(ByName):
         if self.name == "adagrad":
             return adagrad(eps=self.eps, **decay)
         return sgd(momentum=self.momentum, nesterov=self.nesterov, **decay)
+
+
+class LocalOptimizer(ClientOptimizer):
+    """The rule for directions, as in torch.optim, and what becomes of a client's state of it between its rounds."""
+
+    state: Literal["reset", "persist"] = "reset"
+    """reset: it starts afresh in every round; persist: each client keeps it from one of its rounds to its next."""
+
+    @model_validator(mode="after")
+    def _has_state(self) -> LocalOptimizer:
+        if self.state == "persist" and not self.build().remembers:
+            raise ValueError("state=persist: sgd without momentum has no state: set momentum, or leave it out")
+        return self
 
 
 class ServerOptimizer(ByName):

@@ -47,6 +47,7 @@ from fedfleet.algorithms.gt_gda import gt_gda
 from fedfleet.algorithms.gt_hsgd import GtHsgdOptions, gt_hsgd
 from fedfleet.algorithms.irm import irm
 from fedfleet.algorithms.kd3a import Kd3aOptions, kd3a
+from fedfleet.algorithms.lasting import with_lasting
 from fedfleet.algorithms.local_sgda import SgdaOptions, local_sgda
 from fedfleet.algorithms.local_sgda_plus import SgdaPlusOptions, local_sgda_plus
 from fedfleet.algorithms.m3sda import M3sdaOptions, m3sda
@@ -184,6 +185,7 @@ ROWS: dict[str, Entry[Build]] = {
     "gt_gda": Entry(LocalOptions, gt_gda, "gradient tracking, reconstructed (Tsaknakis et al. 2020); minimax"),
     "gt_hsgd": Entry(GtHsgdOptions, gt_hsgd, "one step along recursive estimates (Xin et al. 2021); minimax"),
 }
+ROWS = {name: with_lasting(entry) for name, entry in ROWS.items()}
 INNER.rows.update({name: entry for name, entry in ROWS.items() if not issubclass(entry.options, WrapperOptions)})
 ALGORITHMS = Registry(
     "algorithm",

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from fedfleet.algorithms.control import controlled, no_control, share
-from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions
+from fedfleet.algorithms.options import CohortOptions, LocalOptimizer, LocalOptions
 from fedfleet.simulator.author import Algorithm, Key, Mean, Message, Phase, Problem, Round, T, Task, Tree, View
 
 
@@ -28,7 +28,7 @@ class ScaffoldOptions(LocalOptions):
     """Server learning rate, eta_g."""
     weight: Literal["num_examples", "uniform"] = "uniform"
     """How much a client counts in the means and in c, which stays the mean of all c_i; the paper's is uniform."""
-    client_optimizer: ClientOptimizer = ClientOptimizer()
+    client_optimizer: LocalOptimizer = LocalOptimizer()
     """The rule for gradients before the correction is added; plain steps in the paper."""
 
 

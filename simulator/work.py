@@ -218,6 +218,13 @@ class Ops(Protocol):
         ...
 
 
+class Lasting(NamedTuple):
+    """A client's state where its optimiser's lasts from round to round: that of its work, and the optimiser's."""
+
+    client_state: Tree
+    optimizer: Any
+
+
 StepFn = Callable[[Ops, Mapping[str, Any], Tree, Any, StepInfo, Key], Tree]
 
 

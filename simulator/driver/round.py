@@ -42,7 +42,7 @@ from fedfleet.simulator.fleet.policies import rounded_up
 from fedfleet.simulator.fleet.responses import Outcome, chance
 from fedfleet.simulator.fleet.secagg import exchange
 from fedfleet.simulator.fleet.selection import Completed, occurrences
-from fedfleet.simulator.work import Message, Phase
+from fedfleet.simulator.work import Lasting, Message, Phase
 
 
 class TooFewResponses(FedfleetError):
@@ -310,8 +310,7 @@ class EngineRound:
         new, completed = client_state(shared.merged()), len(result.received)
         new = T.stack([new] * completed)
         before = self._own(phase, shared, result.received)
-        states = before._replace(client_state=new) if isinstance(before, Remembering) else new
-        self._memory.store.stage(result.received, states)
+        self._memory.store.stage(result.received, _handed(before, new))
         record = next(r for r in reversed(self.records) if r.phase == phase.name)
         record.handed_back(shared, completed)
 
@@ -433,3 +432,10 @@ class EngineRound:
         mine = asked.take(seen)
         completed = Completed(self.index, mine.clients, loss[seen], mine.seconds, mine.num_examples)
         memory.selection = c.selection.observe(memory.selection, completed)
+
+
+def _handed(before: Tree, new: Tree) -> Tree:
+    """Return clients' states with what they were handed in the place of their own, within what the engine keeps around it."""
+    if isinstance(before, Remembering | Lasting):
+        return before._replace(client_state=_handed(before.client_state, new))
+    return new

@@ -25,6 +25,7 @@ from fedfleet.algorithms.local import (
 from fedfleet.algorithms.options import (
     ClientOptimizer,
     CohortOptions,
+    LocalOptimizer,
     LocalOptions,
     Schedule,
     ServerOptimizer,
@@ -46,6 +47,7 @@ __all__ = [
     "Direction",
     "FedAvgOptions",
     "Local",
+    "LocalOptimizer",
     "LocalOptions",
     "Schedule",
     "ServerOptimizer",

@@ -67,6 +67,8 @@ class How:
     fold_at: float = 1.0
     momentum: float | None = None
     """Clients take one step in each loop, with this momentum, which of an optimiser that starts afresh is nothing."""
+    lasts: bool = False
+    """Clients keep their optimiser's momentum of 0.9 from round to round."""
 
 
 class History(NamedTuple):
@@ -140,6 +142,8 @@ def algorithm(name: str, where: World, how: How, t: int = 0) -> Algorithm:
         options |= {key: 1 for key in ("steps", "own_steps", "head_steps") if key in fields}
         options |= {"client_optimizer": {"momentum": how.momentum}}
         options = {key: value for key, value in options.items() if not key.endswith("epochs")}
+    if how.lasts:
+        options["client_optimizer"] = {"momentum": how.momentum or 0.9, "state": "persist"}
     return build(kind, where.task, CohortOptions(size=INVITE.get(name, 12 if how.even else 8)), **options)
 
 

@@ -75,6 +75,7 @@ _HELD: dict[str, list[str]] = {
     "algorithms/keeping.py": PERSONAL,
     "algorithms/knowledge_vote.py": [f"{A}kd3a.py"],
     "algorithms/lambda_sets.py": [f"{A}lambda_sets.py", *AGNOSTIC[2:3]],
+    "algorithms/lasting.py": [f"{A}lasting.py", "tests/front/config/test_lasting_config.py"],
     "algorithms/local.py": [*AVERAGING, *MINIMAX],
     "algorithms/local_sgda_plus.py": MINIMAX,
     "algorithms/m3sda.py": [f"{A}m3sda.py"],

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedfleet.algorithms.lasting import persists
 from fedfleet.assembly import user_parts, weights
 from fedfleet.assembly.data import so_far
 from fedfleet.assembly.federation import Federated
@@ -22,6 +23,7 @@ from fedfleet.middleware.compression.options import Step
 from fedfleet.middleware.compression.wrap import receiving, sending
 from fedfleet.middleware.context import Context
 from fedfleet.middleware.cosines.watched import watched
+from fedfleet.middleware.facts import Fact, Need, check, of_trial
 from fedfleet.middleware.privacy.wrap import Promise, promised
 from fedfleet.middleware.secure_aggregation.wrap import summed
 from fedfleet.middleware.trial import Seen, tried
@@ -188,6 +190,8 @@ def assemble(x: Federated) -> Assembled:
         final |= attack.splits(final)
     seen = partial(_seen, x, evaluation, final, attack)
     root.check_work(x.bare, seen)
+    if (key := persists(config.algorithm)) is not None:  # the later of two answers would keep its state
+        check([Need(f"{key}='persist'", (Fact.ONCE,))], of_trial(x.bare, seen(x.bare), config.algorithm.name))
     about = requirements.context(config, x.task, x.problem, x.population.summary(), seen, x.breaks)
     algorithm, promises = wrapped(config, x.bare, about, x.up, x.down, attack)
     check_libraries(x.task, x.z, {**evaluation, **final})

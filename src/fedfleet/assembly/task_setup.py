@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fedfleet.algorithms.lasting import lasting
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.assembly import user_parts
 from fedfleet.assembly.identity import identity
@@ -97,7 +98,8 @@ def of_shape(config: Config, shape: DataShape) -> Task:
 def algorithm(config: Config, task: Task) -> Algorithm:
     """Return the configured algorithm for a task. Raises ConfigError."""
     if (here := place(config, "algorithm")) is not None:
-        return made(config, here, user_parts.check_algorithm, task=task, cohort=config.cohort, **offered(here))
+        own = made(config, here, user_parts.check_algorithm, task=task, cohort=config.cohort, **offered(here))
+        return lasting(config.algorithm, own)
     return ALGORITHMS.build(config.algorithm, task, config.cohort)
 
 

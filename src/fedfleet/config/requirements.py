@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fedfleet.algorithms.lasting import persists, reset
 from fedfleet.algorithms.participation import Correction
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.config.availability import known
@@ -42,6 +43,8 @@ def needs(config: Config, algorithm: Algorithm, up: Sequence[Step], down: Sequen
     yield from cosines.needs(config.evaluation.cosines)
     yield from _of_algorithm(config, algorithm)
     yield from _of_cohorts(config)
+    if (key := persists(config.algorithm)) is not None:
+        yield Need(f"{key}='persist'", (Fact.COHORTS,))
     if config.evaluation.duality_gap:
         yield Need("evaluation.duality_gap=true", (Fact.SADDLE, Fact.CONVEX, Fact.CLEAN))
 
@@ -97,16 +100,23 @@ def breaks(
 
 
 def _by_algorithm(config: Config, algorithm: Algorithm, task: Task, weight: str | None) -> Iterator[Break]:
-    """Yield what the algorithm takes away, that which it would not without its correction by the key of that."""
-    name, how = config.algorithm.name, correction(config)
+    """Yield what the algorithm takes away, that which it would not without one of its options by the key of that."""
+    name = config.algorithm.name
     result = list(of_algorithm(algorithm, name, weight))
-    if how is None or isinstance(config.algorithm, ByPath):
-        yield from result
-        return
-    plain = config.algorithm.model_copy(update={"correction": type(how)()})
-    before = {b.fact for b in of_algorithm(ALGORITHMS.build(plain, task, config.cohort), name, weight)}
-    for b in result:
-        yield b if b.key is not None or b.fact in before else replace(b, key=f"{KEY}={how.kind!r}", fix="")
+    for key, plain in () if isinstance(config.algorithm, ByPath) else _without(config):
+        before = {b.fact for b in of_algorithm(ALGORITHMS.build(plain, task, config.cohort), name, weight)}
+        result = [b if b.key is not None or b.fact in before else replace(b, key=key, fix="") for b in result]
+    yield from result
+
+
+def _without(config: Config) -> Iterator[tuple[str, Any]]:
+    """Yield options around an algorithm with their values, and the algorithm's section without them and those before."""
+    plain, how = config.algorithm, correction(config)
+    if (key := persists(plain)) is not None:
+        plain = reset(plain)
+        yield f"{key}='persist'", plain
+    if how is not None:
+        yield f"{KEY}={how.kind!r}", plain.model_copy(update={"correction": type(how)()})
 
 
 def _by_task(config: Config, task: Task) -> Iterator[Break]:
