@@ -68,6 +68,11 @@ class MoFedSamOptions(AveragingOptions):
     """Correction for clients that are heard less often than others. Steps are then those of a client with the mean number of
     examples, for those of the clients heard go by who is heard."""
 
+    @property
+    def rates_by_epoch(self) -> bool:
+        """Return false: the movement of a round is divided by the round's rate."""
+        return False
+
 
 class State(NamedTuple):
     """The model, and what it moved by in the last round, a gradient a local step."""

@@ -7,28 +7,23 @@ clients own a ``torch.optim`` object.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
 from fedfleet.algorithms.local import Training
-from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.wrapping import WrapperOptions
 from fedfleet.simulator.author import (
     Algorithm,
     ConfigError,
-    Entry,
     Exchanging,
     Key,
     Lasting,
     LocalWork,
     Message,
-    Options,
     Personal,
     Phase,
     Round,
-    Task,
     Tree,
     rng,
 )
@@ -50,18 +45,6 @@ def reset(options: Any) -> Any:
     return options.model_copy(
         update={"client_optimizer": options.client_optimizer.model_copy(update={"state": "reset"})}
     )
-
-
-def with_lasting(entry: Entry) -> Entry:
-    """Return a row of the registry whose clients' optimisers last where its options say so."""
-    if "client_optimizer" not in entry.options.model_fields:
-        return entry
-
-    @functools.wraps(entry.build)
-    def build(options: Options, task: Task, cohort: CohortOptions) -> Algorithm:
-        return lasting(options, entry.build(options, task, cohort))
-
-    return entry._replace(build=build)
 
 
 def lasting(options: Any, algorithm: Algorithm) -> Algorithm:

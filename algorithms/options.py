@@ -121,7 +121,7 @@ class ByName(Options):
 
 
 class Schedule(ByName):
-    """How the learning rate changes over rounds t = 0 .. T - 1."""
+    """How the learning rate changes over rounds t = 0 .. T - 1, or over a client's epochs."""
 
     naming = "kind"
     torchs = MappingProxyType(
@@ -137,23 +137,25 @@ class Schedule(ByName):
     exponent: float | None = Field(default=None, ge=0)
     """power only; 0.5 if not given."""
     over: float | None = Field(default=None, gt=0)
-    """power only: rounds of a unit of time; 1 if not given."""
+    """power only: rounds, or epochs, of a unit of time; 1 if not given."""
     every: int | None = Field(default=None, ge=1)
-    """step only, which needs it: rounds after which the rate falls."""
+    """step only, which needs it: rounds, or epochs, after which the rate falls."""
     factor: float | None = Field(default=None, gt=0, le=1)
     """step only: by what it falls; 0.1 if not given."""
     rounds: int | None = Field(default=None, ge=1)
     """cosine only: rounds until the rate would be at its end; those of the run if not given."""
     floor: float | None = Field(default=None, ge=0, le=1)
-    """cosine only: the share of the rate at the end; 0 if not given."""
+    """Not constant: the share of the rate below which it does not fall, of a cosine that at the end; 0 if not given."""
+    by: Literal["round", "epoch"] = "round"
+    """Not constant. epoch: t counts a client's local epochs, as if it had done those of every round so far."""
 
     @model_validator(mode="after")
     def _applies(self, info: ValidationInfo) -> Schedule:
         used = {
             "constant": set(),
-            "power": {"exponent", "over"},
-            "step": {"every", "factor"},
-            "cosine": {"rounds", "floor"},
+            "power": {"exponent", "over", "floor", "by"},
+            "step": {"every", "factor", "floor", "by"},
+            "cosine": {"rounds", "floor", "by"},
         }
         refuse_others(self, self.kind, used[self.kind], set().union(*used.values()))
         if self.kind == "step" and self.every is None:
@@ -170,16 +172,19 @@ class Schedule(ByName):
                 object.__setattr__(self, key, value)  # so that it stands in config.yaml
         return self
 
-    def at(self, t: int) -> float:
-        """Return the multiplier of round t. Raises ValueError for a cosine over no known number of rounds."""
+    def at(self, t: int, a_round: int = 1) -> float:
+        """Return the multiplier at time t, of which a round has so many units: epochs, or itself alone.
+
+        Raises ValueError for a cosine over no known number of rounds.
+        """
+        floor = self.floor or 0.0
         match self:
             case Schedule(kind="power", exponent=float() as exponent):
-                return (t / (self.over or 1.0) + 1) ** -exponent
+                return max(floor, (t / (self.over or 1.0) + 1) ** -exponent)
             case Schedule(kind="step", every=int() as every, factor=float() as factor):
-                return factor ** (t // every)
+                return max(floor, factor ** (t // every))
             case Schedule(kind="cosine", rounds=int() as rounds):
-                floor = self.floor or 0.0
-                return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(t / rounds, 1.0)))
+                return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(t / (rounds * a_round), 1.0)))
             case Schedule(kind="cosine"):
                 raise ValueError("lr_schedule: a cosine needs rounds, over which it falls, outside of a run")
             case _:
@@ -294,6 +299,11 @@ class AlgorithmOptions(Options):
         """Whether constants of a theorem set the steps."""
         return False
 
+    @property
+    def rates_by_epoch(self) -> bool:
+        """Whether rates may fall within a round: nothing but clients' steps depends on them."""
+        return False
+
     def given_dual_lr(self) -> float | None:
         """Return the learning rate of the dual part, if one is given."""
         return None
@@ -324,11 +334,21 @@ class LocalOptions(AlgorithmOptions):
             raise ValueError("give steps or epochs, not both")
         if self.steps is None and self.epochs is None:
             object.__setattr__(self, "epochs", 1)  # so that it stands in config.yaml
+        if self.steps is not None and self.lr_schedule.by == "epoch":
+            raise ValueError(
+                f"lr_schedule.by='epoch': clients work for steps={self.steps}: give epochs, or choose round"
+            )
         return self
 
     def local_data(self) -> LocalData:
         """Return how much of its data a client takes at once."""
         return self._batches(self.batch_size, steps=self.steps, epochs=self.epochs)
+
+    @property
+    def rates_by_epoch(self) -> bool:
+        """Whether clients have an optimiser, whose steps the rates are of, and no memory is in their units."""
+        correction = getattr(self, "correction", None)
+        return "client_optimizer" in type(self).model_fields and getattr(correction, "kind", None) != "mifa"
 
     def given_dual_lr(self) -> float | None:
         """Return ``dual_lr``."""
@@ -345,7 +365,8 @@ class LocalOptions(AlgorithmOptions):
         return self.steps or (self.epochs or 1) * max(1, math.ceil(mean_examples / self.batch_size))
 
     def rates(self, t: int, parts: tuple[str, ...]) -> Scalar:
-        """Return the learning rates of round t, one a part of ``z``."""
-        now = self.lr_schedule.at(t)
+        """Return the learning rates with which round t begins, one a part of ``z``."""
+        units = (self.epochs or 1) if self.lr_schedule.by == "epoch" else 1
+        now = self.lr_schedule.at(t * units, units)
         dual = self.lr if self.dual_lr is None else self.dual_lr
         return {p: (dual if p == "y" else self.lr) * now for p in parts}

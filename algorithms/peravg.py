@@ -36,6 +36,11 @@ class PerAvgOptions(FedAvgOptions):
     own_steps: int = Field(default=1, ge=1)
     """Steps of that rate on a minibatch each, from the global model to a client's own, which is evaluated."""
 
+    @property
+    def rates_by_epoch(self) -> bool:
+        """Return false: alpha is a rate of the round."""
+        return False
+
 
 def peravg(options: PerAvgOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build Per-FedAvg."""

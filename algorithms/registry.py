@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedfleet.algorithms.coda import CodaOptions, CodascaOptions, coda_plus, cod
 from fedfleet.algorithms.coral import coral
 from fedfleet.algorithms.ditto import DittoOptions, ditto
 from fedfleet.algorithms.drfa import DrfaOptions, drfa
+from fedfleet.algorithms.epochs import by_epoch
 from fedfleet.algorithms.extra_step import extra_step
 from fedfleet.algorithms.f3ast import F3astOptions, FedLaAvgOptions, f3ast, fedlaavg
 from fedfleet.algorithms.fact import FactOptions, fact
@@ -47,7 +49,7 @@ from fedfleet.algorithms.gt_gda import gt_gda
 from fedfleet.algorithms.gt_hsgd import GtHsgdOptions, gt_hsgd
 from fedfleet.algorithms.irm import irm
 from fedfleet.algorithms.kd3a import Kd3aOptions, kd3a
-from fedfleet.algorithms.lasting import with_lasting
+from fedfleet.algorithms.lasting import lasting
 from fedfleet.algorithms.local_sgda import SgdaOptions, local_sgda
 from fedfleet.algorithms.local_sgda_plus import SgdaPlusOptions, local_sgda_plus
 from fedfleet.algorithms.m3sda import M3sdaOptions, m3sda
@@ -185,7 +187,26 @@ ROWS: dict[str, Entry[Build]] = {
     "gt_gda": Entry(LocalOptions, gt_gda, "gradient tracking, reconstructed (Tsaknakis et al. 2020); minimax"),
     "gt_hsgd": Entry(GtHsgdOptions, gt_hsgd, "one step along recursive estimates (Xin et al. 2021); minimax"),
 }
-ROWS = {name: with_lasting(entry) for name, entry in ROWS.items()}
+
+
+def around(options: Any, algorithm: Algorithm) -> Algorithm:
+    """Return an algorithm with what its options say of rates within rounds, and of optimisers between them. Raises ConfigError."""
+    return lasting(options, by_epoch(options, algorithm))
+
+
+def _around(entry: Entry[Build]) -> Entry[Build]:
+    """Return a row whose algorithm is built so, where its options have a word on it."""
+    if not {"client_optimizer", "lr_schedule"} & entry.options.model_fields.keys():
+        return entry
+
+    @functools.wraps(entry.build)
+    def build(options: Any, task: Task, cohort: CohortOptions) -> Algorithm:
+        return around(options, entry.build(options, task, cohort))
+
+    return entry._replace(build=build)
+
+
+ROWS = {name: _around(entry) for name, entry in ROWS.items()}
 INNER.rows.update({name: entry for name, entry in ROWS.items() if not issubclass(entry.options, WrapperOptions)})
 ALGORITHMS = Registry(
     "algorithm",

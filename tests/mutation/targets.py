@@ -37,6 +37,7 @@ _HELD: dict[str, list[str]] = {
     "algorithms/ditto.py": PERSONAL,
     "algorithms/domain_participation.py": [f"{A}domain_participation.py"],
     "algorithms/drfa.py": AGNOSTIC[:1],
+    "algorithms/epochs.py": [f"{A}epochs.py"],
     "algorithms/extra_step.py": MINIMAX[:1],
     "algorithms/fact.py": FACT,
     "algorithms/fada.py": [f"{A}fada.py"],

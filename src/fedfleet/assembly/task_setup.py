@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedfleet.algorithms.lasting import lasting
-from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.algorithms.registry import ALGORITHMS, around
 from fedfleet.assembly import user_parts
 from fedfleet.assembly.identity import identity
 from fedfleet.config import resolve
@@ -99,7 +98,7 @@ def algorithm(config: Config, task: Task) -> Algorithm:
     """Return the configured algorithm for a task. Raises ConfigError."""
     if (here := place(config, "algorithm")) is not None:
         own = made(config, here, user_parts.check_algorithm, task=task, cohort=config.cohort, **offered(here))
-        return lasting(config.algorithm, own)
+        return around(config.algorithm, own)
     return ALGORITHMS.build(config.algorithm, task, config.cohort)
 
 

@@ -121,7 +121,7 @@ def _schedule(given: Mapping[str, Any]) -> str:
     told = given.get("lr_schedule")
     if not isinstance(told, dict) or told.get("kind") in (None, "constant"):
         return ""
-    more = [f"{key} {value}" for key, value in told.items() if key != "kind" and value is not None]
+    more = [f"{key} {value}" for key, value in told.items() if key != "kind" and value not in (None, "round")]
     return f" (schedule: {', '.join([told['kind'], *more])})"
 
 

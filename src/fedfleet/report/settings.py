@@ -30,6 +30,7 @@ UNTOLD = (
 OF_OPTIMISERS = ("beta1", "beta2", "eps")  # which most do not use
 OF_THEOREMS = ("lr", "dual_lr", "dual.lr", "lr_schedule", "decay", "alpha")  # which set them where `theory` is given
 OFF = (None, False, "none", "", "[]", "{}")
+USUAL = {"lr_schedule.kind": "constant", "lr_schedule.by": "round", "client_optimizer.state": "reset"}  # as if not said
 CELL = 60  # characters
 COLUMNS = 8  # labels side by side, at most
 
@@ -87,8 +88,7 @@ def _below(key: str, sections: Collection[str]) -> bool:
 
 
 def _is_on(value: Any, key: str = "") -> bool:
-    constant = key.endswith("lr_schedule.kind") and value == "constant"
-    return value not in (*OFF, [], {}) and not constant
+    return value not in (*OFF, [], {}) and not any(key.endswith(of) and value == usual for of, usual in USUAL.items())
 
 
 def _value(value: Any) -> str:
