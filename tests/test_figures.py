@@ -166,7 +166,7 @@ def made_small(few: Callable[[Config], Config], command: Command, trial: Trial) 
     """Return a run of a command, as short as its configuration can be."""
     config, path = few(trial.config), command.of
     assert path is not None
-    own = SMALL.get(path.stem, SMALL.get(f"{command.page}/{path.stem}", {}))
+    own = SMALL.get(path.stem, SMALL.get(f"{path.parent.name}/{path.stem}", {}))
     wrapped = bool(config.algorithm.model_dump().get("of"))
     return with_overrides(
         config, {key.replace("algorithm.", "algorithm.of.") if wrapped else key: value for key, value in own.items()}
