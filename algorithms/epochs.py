@@ -105,19 +105,20 @@ class _Telling(Exchanging):
         super().__init__(rnd, phases)
         self._name, self._told = name, told
 
+    def _sent(self, phase: Phase, shared: Message) -> Message:
+        """Return what a phase's clients are sent: in training the rates of their epochs, too."""
+        return self._told(shared, self._round.index) if phase.name == self._name else shared
+
     def map_reduce(
         self, phase: Phase, *, shared: Message, cohort: Cohort, client_input: Tree = None, steps: int | None = None
     ) -> Reduced:
         """Do as the round does, with the phase of that name."""
-        if phase.name == self._name:
-            shared = self._told(shared, self._round.index)
+        shared = self._sent(phase, shared)
         return super().map_reduce(phase, shared=shared, cohort=cohort, client_input=client_input, steps=steps)
 
     def chances(self, phase: Phase, *, shared: Message, **given: Any) -> Any:
         """Do as the round does, of the same message as will be sent."""
-        if phase.name == self._name:
-            shared = self._told(shared, self._round.index)
-        return self._round.chances(phase, shared=shared, **given)
+        return self._round.chances(phase, shared=self._sent(phase, shared), **given)
 
     def buffered(self, phase: Phase, *, messages: Mapping[int, Message], **given: Any) -> Any:
         """Do as the round does, with the phase of that name."""

@@ -121,7 +121,7 @@ class ByName(Options):
 
 
 class Schedule(ByName):
-    """How the learning rate changes over rounds t = 0 .. T - 1, or over a client's epochs."""
+    """Change of the learning rate over rounds t = 0 .. T - 1, or over a client's epochs."""
 
     naming = "kind"
     torchs = MappingProxyType(

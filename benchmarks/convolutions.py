@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from statistics import median
 
 import torch
@@ -66,16 +67,24 @@ def inputs(layer: str, clients: int) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def measure(layer: str, clients: int, turns: int) -> dict[str, object]:
-    """Return medians in milliseconds, and how many times as long as one client at a time each way takes."""
-    given = inputs(layer, clients)
+def in_turns(
+    ways: Mapping[str, Callable[[], object]], turns: int, clock: Callable[[], float]
+) -> list[dict[str, float]]:
+    """Return for each turn the milliseconds of each way, by a clock."""
     times: list[dict[str, float]] = []
     for _ in range(turns):
         times.append({})
-        for name, way in WAYS.items():
-            started = time.perf_counter()
-            gradients(way, *given)
-            times[-1][name] = 1000 * (time.perf_counter() - started)
+        for name, way in ways.items():
+            started = clock()
+            way()
+            times[-1][name] = 1000 * (clock() - started)
+    return times
+
+
+def measure(layer: str, clients: int, turns: int) -> dict[str, object]:
+    """Return medians in milliseconds, and how many times as long as one client at a time each way takes."""
+    given = inputs(layer, clients)
+    times = in_turns({name: partial(gradients, way, *given) for name, way in WAYS.items()}, turns, time.perf_counter)
     return {
         "layer": layer,
         "clients": clients,
@@ -95,13 +104,7 @@ def of_filters(o: int, k: int, side: int, clients: int, turns: int) -> list[obje
         ALONE: lambda: [torch.autograd.grad(y, filters, g, retain_graph=True) for y, g in zip(outs, d, strict=True)],
         "engine": ours.each,
     }
-    times: list[dict[str, float]] = []
-    for _ in range(turns):
-        times.append({})
-        for name, way in ways.items():
-            started = time.thread_time()
-            way()
-            times[-1][name] = 1000 * (time.thread_time() - started)
+    times = in_turns(ways, turns, time.thread_time)
     over = spread([t["engine"] / t[ALONE] for t in times])
     return [f"1 to {o}, {k} x {k}, images of {side}", str(clients), median(t[ALONE] for t in times), told(over)]
 

@@ -145,12 +145,12 @@ class SyntheticPopulation:
             concept = concept + o.alpha * _normal(rng.fold(home, "concept"), d + 1, o.classes)
         concept = _grid(concept, 10)
         # Sums of grid points are exact, in whatever order: as few products as there are shapes.
-        alike = [len(x)] if len(concept) == 1 else counts.tolist()
-        if len(set(alike)) == 1:
+        rows = [len(x)] if len(concept) == 1 else counts.tolist()
+        if len(set(rows)) == 1:
             by_client = x.view(len(concept), -1, d)
             y = (by_client @ concept[:, :-1] + concept[:, -1:]).argmax(2).flatten()
         else:
-            pairs = zip(x.split(alike), concept.unbind(), strict=True)
+            pairs = zip(x.split(rows), concept.unbind(), strict=True)
             y = torch.cat([(mine @ w[:-1] + w[-1]).argmax(1) for mine, w in pairs])
         return x.to(torch.float32), y
 

@@ -193,9 +193,8 @@ def main(argv: list[str] | None = None) -> None:
     if args.by_cohort and args.case:
         to.error("argument --by-cohort: not allowed with argument --case")
     skipped = {n for n in ("jax", "pfl", "flower") if getattr(args, f"skip_{n}")}
-    skipped |= (
-        {"loops", "loop", "flower"} if args.by_cohort else {"alone"}
-    )  # of a million clients they would take hours
+    # Of a million clients the loops and Flower would take hours.
+    skipped |= {"loops", "loop", "flower"} if args.by_cohort else {"alone"}
     names = [n for n in CONTESTANTS if n not in skipped]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is ended too
     flop_per_s, found, of = limit.together(WORKERS), {}, {}

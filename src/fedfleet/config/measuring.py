@@ -35,7 +35,7 @@ class Evaluation(Options):
     ``_mean`` and ``_variance`` over clients, or over domains where there are several, and by domain in ``domains.parquet``. It
     keeps all that clients send in a round, large ones in a file; for algorithms that average models, or what they moved by."""
     outcomes: Literal["listed", "counted"] = "listed"
-    """What ``outcomes.parquet`` has: listed, a row an invitation; counted, a row a client that was invited: how often each outcome
+    """Rows of ``outcomes.parquet``: listed, one an invitation; counted, one a client that was invited: how often each outcome
     befell it, and in how many rounds it was invited and heard. That grows with clients alone, for long runs of large cohorts."""
     duality_gap: bool = False
     """Measure how far an agnostic model can be from the best, on all training examples; needs an algorithm over domains and a

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fedfleet.simulator.driver.records import PhaseRecord
+from fedfleet.simulator.fleet.buffer import USED
 from fedfleet.simulator.fleet.responses import Outcome
 
-USED = (int(Outcome.COMPLETED), int(Outcome.STALE))
 COLUMNS = (*(outcome.name.lower() for outcome in sorted(Outcome)), "rounds_invited", "rounds_heard")
 """Counts of a client: its outcomes in all phases and attempts; rounds in which it was invited, and heard in the last attempt."""
 WAITING = 1 << 20  # entries that wait to be added to the counts, at most
