@@ -23,6 +23,8 @@ Scalar = Any
 """A Python number, a zero-dimensional tensor, or a prefix tree of them."""
 
 
+ALIGNED = 64
+"""Bytes whose multiples are where torch has its own tensors begin."""
 _LEAF, _NAMED, _PLAIN, _MAPPING, _EMPTY = range(5)
 """What a node is: a leaf, a NamedTuple, a tuple, a mapping, or None."""
 
@@ -249,3 +251,36 @@ def num_bytes(a: Tree) -> int:
 def to(a: Tree, device: torch.device | str) -> Tree:
     """Move every leaf to a device."""
     return map(lambda x: x.to(device), a)
+
+
+def as_new(a: Tree) -> Tree:
+    """Return the tree with its tensors laid out as torch lays out new ones; one in several places is still one.
+
+    A product's last bits may depend on where its factors begin and on their strides. A view begins anywhere, and so does
+    what a file or a message held.
+    """
+    result: dict[int, Tensor] = {}
+
+    def new(leaf: Any) -> Any:
+        if isinstance(leaf, list):
+            return [map(new, item) for item in leaf]
+        if not isinstance(leaf, Tensor) or _is_as_new(leaf):
+            return leaf
+        if id(leaf) not in result:
+            result[id(leaf)] = torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device).copy_(leaf)
+        return result[id(leaf)]
+
+    return a if all(_is_as_new(leaf) for leaf in leaves(a)) else map(new, a)
+
+
+def _is_as_new(leaf: Any) -> bool:
+    if not isinstance(leaf, Tensor):
+        return not isinstance(leaf, list)
+    if leaf.data_ptr() % ALIGNED:
+        return False
+    stride = 1
+    for size, given in zip(reversed(leaf.shape), reversed(leaf.stride()), strict=True):
+        if given != stride:
+            return False
+        stride *= max(size, 1)
+    return True

@@ -195,15 +195,17 @@ def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
         local.counts,
         walks,
         batches,
-        T.to(filled.client_state, device),
-        T.to(filled.client_input, device),
+        T.to(T.as_new(filled.client_state), device),
+        T.to(T.as_new(filled.client_input), device),
         None if phase.forgery is None else phase.forgery.by(clients),
     )
     ones = torch.ones(len(clients), dtype=torch.float64)
     counts = ones if filled.weights is None else ones * filled.weights
     counts[count:] = 0.0
     counts = counts.to(device)
-    given = _Given(inputs, T.to({**shared.known, **shared.send}, device), dict(shared.config), local.domain, counts)
+    given = _Given(
+        inputs, T.to(T.as_new({**shared.known, **shared.send}), device), dict(shared.config), local.domain, counts
+    )
     always = [w.active.all(0).tolist() for w in walks]
 
     def program(given: _Given) -> ClientProgram:

@@ -34,7 +34,7 @@ def run_chunk(setup: Setup, shared: Message, task: Chunk) -> Tree:
     Raises ClientError where the function raises, draws from torch's generator, or writes into what it has not made.
     """
     device = torch.device(setup.device)
-    z = T.to(shared.send["z"], device)
+    z = T.to(T.as_new(shared.send["z"]), device)
 
     def batch(start: int, stop: int) -> Batch:
         data = gather(setup.evaluation[task.split], torch.arange(start, stop))

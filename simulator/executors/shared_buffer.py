@@ -23,7 +23,6 @@ from fedfleet.simulator.arithmetic.spill import address
 from fedfleet.simulator.arithmetic.tree import Tree
 
 BUFFER_BYTES = 64 << 20  # room, not memory: a page is only taken once it is written
-ALIGN = 64  # bytes, as torch aligns its own
 SECRET_BYTES = 16
 NAME = "fedfleet"
 
@@ -68,7 +67,7 @@ class SharedBuffer:
                 return leaf
             if id(leaf) in places:
                 return places[id(leaf)]
-            start = -(-end // ALIGN) * ALIGN
+            start = -(-end // T.ALIGNED) * T.ALIGNED
             if start + leaf.nbytes > BUFFER_BYTES:
                 return leaf
             end = start + leaf.nbytes

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from fedfleet.files.writing import SCRATCH, check_regular, own_copy, own_folder, whole
+from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.driver.codec import CodecError, decode, encode
 from fedfleet.simulator.driver.memory import Remembered
@@ -112,7 +113,7 @@ def load(path: Path) -> Checkpoint:
         check_regular(path.stat())
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = T.as_new({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
     except (OSError, SafetensorError, ValueError) as e:
         raise Damaged(f"{path}: not a readable checkpoint ({one_line(e)})") from None
     if metadata.get("format") != FORMAT:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
 from fedfleet.files.writing import check_regular, whole
+from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.digest import digest
 
 ABOUT, SEAL = "fedfleet", "sha256"
@@ -49,7 +50,7 @@ def read(path: Path) -> dict[str, Tensor]:
     Raises OSError, SafetensorError, and ValueError where the digest is not that of the contents.
     """
     said, sealed = _said(path)
-    result = load_file(path)
+    result = T.as_new(load_file(path))
     if sealed and said.pop(SEAL, None) != _digest(said, result):
         raise ValueError("damaged: its digest is not that of its contents")
     return result

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from fedfleet.files import tensors
+from fedfleet.simulator.arithmetic import tree as T
 
 HELD = {"x.0.weight": torch.arange(6.0).reshape(2, 3).T, "b.n": torch.tensor(3), "none": torch.zeros(0, 2)}
 SAYS = {"vocabulary": "sha256 ä", "z": "1"}
@@ -22,7 +23,7 @@ def whole(tmp_path_factory):
 def same(path):
     found = tensors.read(path)
     return found.keys() == HELD.keys() and all(
-        found[n].dtype == HELD[n].dtype and found[n].equal(HELD[n]) for n in HELD
+        found[n].dtype == HELD[n].dtype and found[n].equal(HELD[n]) and T.as_new(found[n]) is found[n] for n in HELD
     )
 
 

@@ -220,3 +220,27 @@ def test_inside_vmap_gives_the_same_as_outside(first, s):
     mapped = torch.func.vmap(program)(*T.leaves(a), *T.leaves(b), go, step)
     for column, rows in zip(mapped, zip(*together, strict=True), strict=True):
         assert_close(column, torch.stack(rows))
+
+
+@given(trees(1), st.integers(0, 5), st.booleans())
+def test_as_new_changes_no_number_and_lays_them_out_as_torch_does(given, before, turned):
+    """A view begins after some numbers, its axes in the other order."""
+
+    def view(leaf):
+        room = torch.empty(before + leaf.numel(), dtype=leaf.dtype)[before:]
+        odd = (
+            room.view(leaf.shape[::-1]).permute(tuple(reversed(range(leaf.dim())))) if turned else room.view(leaf.shape)
+        )
+        return odd.copy_(leaf)
+
+    views = T.map(view, given[0])
+    result = T.as_new({"first": views, "again": [views, 1], "other": "text"})
+    pairs = zip(T.leaves(result["first"]), T.leaves(result["again"][0]), strict=True)
+    assert all(one is again for one, again in pairs)
+    assert result["again"][1:] == [1]
+    for new, odd in zip(T.leaves(result["first"]), T.leaves(views), strict=True):
+        like = torch.empty(odd.shape, dtype=odd.dtype)
+        assert torch.equal(new, odd)
+        assert new.data_ptr() % 64 == 0
+        assert new.stride() == like.stride()
+        assert (new is odd) == (odd.data_ptr() % 64 == 0 and odd.stride() == like.stride())

@@ -58,7 +58,7 @@ def test_a_copy_comes_out_and_lies_where_torch_would_put_it():
     found = mine.unpack(mine.pack(TREE))
     mine.pack(T.map(lambda leaf: torch.zeros_like(leaf) if isinstance(leaf, torch.Tensor) else leaf, TREE))
     assert equal(found["float"], TREE["float"])
-    assert found["double"].data_ptr() % shared_buffer.ALIGN == 0
+    assert found["double"].data_ptr() % T.ALIGNED == 0
 
 
 def test_one_tensor_in_two_places_stays_one_on_its_way():
