@@ -218,7 +218,7 @@ def resolved(config: Config, cohort: int, phases: int, z: Tree, notes: Callable[
     if kind == "auto":
         asks = e.of_ray or config.faults.client_timeout_s is not None
         blocks = phases * math.ceil(cohort / size)
-        small = without_ray() is not None or rules.small(config.rounds, cohort, blocks, z, notes)
+        small = without_ray() is not None or cohort <= size or rules.small(config.rounds, cohort, blocks, z, notes)
         kind = "local" if not asks and (small or where == "cuda") else "ray"  # actors are given a GPU by name
         if asks:
             check_ray("executor.kind='auto'")

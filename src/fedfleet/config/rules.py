@@ -28,19 +28,21 @@ class Sizes(NamedTuple):
     """What blocks are made of on a kind of device.
 
     Attributes:
+        idle_flop: arithmetic of a step that takes no longer than its fixed cost.
         step_flop: arithmetic that makes a step of a block outweigh its fixed cost.
         block_flop: arithmetic that makes a block a task of moderate length.
         smallest, largest: clients a block, but for small cohorts.
 
     """
 
+    idle_flop: float
     step_flop: float
     block_flop: float
     smallest: int
     largest: int
 
 
-SIZES = {"cpu": Sizes(1e9, 4e9, 8, 512), "cuda": Sizes(1e11, 1e12, 64, 4096)}
+SIZES = {"cpu": Sizes(2e7, 1e9, 4e9, 8, 512), "cuda": Sizes(2e9, 1e11, 1e12, 64, 4096)}
 """A GPU does about a hundred times the arithmetic of a core at the same fixed cost a step. That is an estimate:
 `python -m benchmarks.gpu` tells whether it is right."""
 
@@ -83,10 +85,16 @@ def factors(path: str, leaf: Tensor, notes: Notes) -> bool:
 
 
 def block_size(cohort: int, z: Tree, notes: Notes, device: str) -> int:
-    """Return the clients a block: enough work for its fixed cost, at least two blocks, their number a power of two."""
+    """Return the clients a block: enough work for its fixed cost, the number of blocks a power of two.
+
+    A cohort is one block if its step takes no longer than a step's fixed cost; else there are at least two, for two workers.
+    """
     products = max(notes.products.values(), default=0) or T.count(z)
     each = 6 * products  # a multiplication and an addition, forward once and backward twice
     s = SIZES[device]
-    wanted = min(s.largest, s.step_flop / (each * (notes.step_examples or 1)), s.block_flop / (each * notes.examples))
+    step = each * (notes.step_examples or 1)
+    if cohort <= s.largest and cohort * step <= s.idle_flop:
+        return cohort
+    wanted = min(s.largest, s.step_flop / step, s.block_flop / (each * notes.examples))
     blocks = 1 << max(1, math.ceil(math.log2(max(1.0, cohort / max(s.smallest, wanted)))))
     return math.ceil(cohort / blocks)

@@ -209,7 +209,7 @@ def test_plan_shows_each_label_once_and_writes_nothing(command: Command, tiny: P
     assert out.index("two: fedavg") < out.index("algorithm.mu: fedavg has no such option")
     status, out, error = command("plan", tiny, "executor.kind=ray", "executor.actors=1", "cohort.size=10")
     assert (status, error) == (0, "")
-    said = ("20 with 72 examples", "650 parameters", "up to 2 of 5 clients", "1 Ray actors", "98% of the floats")
+    said = ("20 with 72 examples", "650 parameters", "up to 1 of 10 clients", "1 Ray actors", "98% of the floats")
     assert [text for text in said if text not in out] == []
     assert list(tiny.parent.iterdir()) == [tiny]
 

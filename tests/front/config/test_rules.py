@@ -17,7 +17,8 @@ def test_blocks_hold_the_cohort_in_a_power_of_two(cohort, products, step, exampl
     notes = Notes(products={"train": products}, step_examples=step, examples=max(step, examples))
     size = rules.block_size(cohort, NET, notes, device)
     assert 1 <= size <= rules.SIZES[device].largest
-    assert size <= max(1, -(-cohort // 2))  # never the whole cohort, so that two workers share it
+    light = cohort * step * 6 * products <= rules.SIZES[device].idle_flop and cohort <= rules.SIZES[device].largest
+    assert size == cohort if light else size <= max(1, -(-cohort // 2))  # else two workers share it
 
 
 def test_light_clients_make_large_blocks_and_heavy_ones_small():
@@ -74,7 +75,7 @@ SMALL = {"rounds": 1, "population": {"clients": 10}, "cohort": {"size": 4}}
 
 
 @pytest.mark.parametrize(("given", "kind"), [
-    ({}, "local"), ({"rounds": 100_000}, "ray"), ({"executor.kind": "ray"}, "ray"), ({"executor.actors": 1}, "ray"),
+    ({}, "local"), ({"rounds": 100_000}, "local"), ({"rounds": 100_000, "executor.block_size": 2}, "ray"), ({"executor.kind": "ray"}, "ray"), ({"executor.actors": 1}, "ray"),
     ({"executor.cpus_per_actor": 0.5}, "ray"), ({"executor.inner": "serial", "executor.block_size": 2}, "local"),
     ({"faults.client_timeout_s": 60}, "ray"), ({"rounds": 100_000, "executor.kind": "local"}, "local"),
 ])  # fmt: skip

@@ -82,7 +82,7 @@ def test_the_folder_holds_what_is_promised(run):
     assert {"config.yaml", "environment.json", "summary.json", "model.safetensors", "rounds.parquet"} <= names
     resolved = yaml.safe_load((run.folder / "config.yaml").read_text())
     assert (resolved["schema_version"], resolved["executor"]["inner"]) == (1, "factored")
-    assert (resolved["executor"]["block_size"], resolved["algorithm"]["gradient_chunk"]) == (4, 500)
+    assert (resolved["executor"]["block_size"], resolved["algorithm"]["gradient_chunk"]) == (8, 500)
     assert json.loads((run.folder / "summary.json").read_text())["status"] == "finished"
     card = (run.folder / "model_card.md").read_text()  # with a report or without
     assert "cdma_ada learnt to rank" in card
