@@ -75,7 +75,8 @@ SMALL = {"rounds": 1, "population": {"clients": 10}, "cohort": {"size": 4}}
 
 
 @pytest.mark.parametrize(("given", "kind"), [
-    ({}, "local"), ({"rounds": 100_000}, "local"), ({"rounds": 100_000, "executor.block_size": 2}, "ray"), ({"executor.kind": "ray"}, "ray"), ({"executor.actors": 1}, "ray"),
+    ({}, "local"), ({"rounds": 100_000}, "local"), ({"rounds": 100_000, "executor.block_size": 2}, "ray"),
+    ({"executor.kind": "ray"}, "ray"), ({"executor.actors": 1}, "ray"),
     ({"executor.cpus_per_actor": 0.5}, "ray"), ({"executor.inner": "serial", "executor.block_size": 2}, "local"),
     ({"faults.client_timeout_s": 60}, "ray"), ({"rounds": 100_000, "executor.kind": "local"}, "local"),
 ])  # fmt: skip
