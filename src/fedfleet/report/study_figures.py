@@ -89,6 +89,11 @@ class _Axis:
         """The values from left to right."""
         return sorted(self.values) if self.numeric else self.values
 
+    def shown(self) -> list[Any]:
+        """The values that have a panel of curves: the least and the greatest number, or every name, which has no order."""
+        values = self.ordered()
+        return list(dict.fromkeys((values[0], values[-1]))) if self.numeric else values
+
     def dress(self, axes: Axes) -> None:
         """Label the axis."""
         axes.set_xlabel(canvas.plain(self.key))
@@ -202,10 +207,9 @@ def _to_target(tables: Tables) -> Picture | None:
 
 def _curves(tables: Tables, metric: str) -> Picture | None:
     x, column = _Axis(tables), f"eval/{metric}"
-    extremes = list(dict.fromkeys((x.ordered()[0], x.ordered()[-1])))
     drawn = []
     for part in parts(tables):
-        for value in extremes:
+        for value in x.shown():
             rows = part.rows[part.rows[x.key] == value]
             groups = {
                 label: [run for i in rows.index[rows["label"] == label] if (run := tables.runs[i]) is not None]
@@ -217,14 +221,15 @@ def _curves(tables: Tables, metric: str) -> Picture | None:
     if not drawn:
         return None
     wide = 7.2 if len(drawn) == 1 else 4.6
-    figure, axes = canvas.panels(len(drawn), width=wide, height=3.1, share_y=True, columns=len(extremes))
+    figure, axes = canvas.panels(len(drawn), width=wide, height=3.1, share_y=True, columns=min(len(x.shown()), 2))
     for panel, (name, groups) in zip(axes, drawn, strict=True):
         canvas.lines(panel, groups, column, "rounds_completed")
         panel.set_title(canvas.plain(name))
     axes[0].set_ylabel(canvas.plain(metric))
     canvas.legend(figure, _look(tables))
-    caption = f"{metric} by round at the least and the greatest value of {x.key}. {canvas.band_note(drawn[0][1])}"
-    return canvas.picture(figure, f"curves-{metric}", f"Learning curves at the extremes of {x.key}", caption)
+    words = ("the least and the greatest value", "the extremes of") if x.numeric else ("each value", "each")
+    caption = f"{metric} by round at {words[0]} of {x.key}. {canvas.band_note(drawn[0][1])}"
+    return canvas.picture(figure, f"curves-{metric}", f"Learning curves at {words[1]} {x.key}", caption)
 
 
 def ranking(tables: Tables, metric: str, width: float = 7.2) -> Figure | None:
