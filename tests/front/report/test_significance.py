@@ -64,6 +64,8 @@ def test_power_is_that_of_simulated_tests_and_of_known_sizes():
     assert n is not None
     assert power(0.7, n, 10) >= 0.8 > power(0.7, n - 1, 10)
     assert (seeds_needed(1e-6), seeds_needed(math.inf)) == (None, 2)
+    needed = [seeds_needed(effect, 3) for effect in np.geomspace(0.5, 50, 40)]
+    assert needed == sorted(needed, reverse=True)  # a larger effect never needs more, also where SciPy's far tail is NaN
     assert spread_at_most(3) == pytest.approx(6.285, abs=1e-3)  # 2 degrees of freedom: chi-square 0.0506 at 2.5 %
 
 
