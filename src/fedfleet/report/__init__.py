@@ -77,7 +77,7 @@ def told(run: Path) -> list[str]:
 def finals(runs: Sequence[Path]) -> list[str]:
     """Return a line a label: final metrics and the worst class' recall, mean and sample standard deviation over its runs.
 
-    Where there are several labels, lines follow on what makes them hard to compare. Raises ValueError.
+    Where there are several runs, lines follow on what was not learnt, and on what makes labels hard to compare. Raises ValueError.
     """
     from fedfleet.report import tables, traps
     from fedfleet.report.words import mean_sd
@@ -99,7 +99,7 @@ def finals(runs: Sequence[Path]) -> list[str]:
             f"{label:{width}}  final {told or 'metrics are missing'}"
             + (f" ({len(result)} runs)" if len(result) > 1 else "")
         )
-    return [*lines, *traps.of_comparison(groups)] if len(groups) > 1 else lines
+    return [*lines, *traps.of_comparison(groups)] if len(runs) > 1 else lines
 
 
 def _expand(path: Path) -> Iterator[Path]:

@@ -221,7 +221,7 @@ def gets_back(tables: Tables) -> Iterator[str]:
     }
     said = joined([f"{label} {_part(part)}" for label, part in list(back.items())[:NAMED]])
     lost = f"{most.cost.mean:.3f} ± {most.cost.half:.3f} of {tables.metrics[0]}"
-    yield f"{reference} loses most at {where}: {lost}. Of that get back: {said}."
+    yield f"{reference} loses most at {where}: {lost}. Won back: {said}."
 
 
 def _costs(tables: Tables) -> Grid | None:

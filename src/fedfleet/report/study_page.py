@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedfleet.report import variance
+from fedfleet.report import traps, variance
 from fedfleet.report.groups import versions
 from fedfleet.report.settings import settings
 from fedfleet.report.sheet import Grid, blocks, fill, write
 from fedfleet.report.study_comparisons import gets_back, grids, verdict
 from fedfleet.report.study_tables import DONE, SENT, Frame, Tables, combinations, selected
+from fedfleet.report.tables import Run
 from fedfleet.report.words import MISSING, count, joined, mean_sd, number, plain_value, quantity, share
 
 NAMED = 12  # points that a sentence names at most; the table has them all
@@ -80,12 +81,27 @@ def _told(tables: Tables) -> Iterator[str]:
 
 
 def answers(tables: Tables) -> Iterator[str]:
-    """Say who gets back what the first key costs the reference; rank the labels, or say that none can; say what intervals hold."""
+    """Say who gets back what the first key costs the reference; rank the labels, or say that none can; name traps.
+
+    The last sentence says what intervals hold.
+    """
     yield from gets_back(tables)
     if (said := verdict(tables)) is not None:
         yield said
+    yield from _traps(tables)
     if (varies := variance.held([run for run in tables.runs if run is not None])) is not None:
         yield varies
+
+
+def _traps(tables: Tables) -> Iterator[str]:
+    """Say at which points a label learnt nothing, and that labels weight clients differently."""
+    of_points: dict[str, list[Run]] = {}
+    of_labels: dict[str, list[Run]] = {}
+    for (_, row), run in zip(tables.study.iterrows(), tables.runs, strict=True):
+        if run is not None:
+            of_points.setdefault(_point(tables, row), []).append(run)
+            of_labels.setdefault(row["label"], []).append(run)
+    yield from filter(None, (traps.not_learnt(of_points, NAMED), traps.weights(of_labels)))
 
 
 def never(tables: Tables) -> list[tuple[str, int, int]]:
@@ -242,9 +258,11 @@ def _points(tables: Tables) -> Iterator[tuple[str, dict[str, Any], Frame]]:
 
 
 def _name(tables: Tables, row: Any) -> str:
-    return ", ".join(
-        [row["label"], *(f"{k.split('.')[-1]} = {plain_value(row[k])}" for k in tables.varied), f"seed {row['seed']}"]
-    )
+    return f"{_point(tables, row)}, seed {row['seed']}"
+
+
+def _point(tables: Tables, row: Any) -> str:
+    return ", ".join([row["label"], *(f"{k.split('.')[-1]} = {plain_value(row[k])}" for k in tables.varied)])
 
 
 def _said(name: str) -> str:

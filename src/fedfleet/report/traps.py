@@ -31,14 +31,21 @@ def constant(run: Run) -> str | None:
 
 def of_comparison(groups: Mapping[str, Sequence[Run]]) -> Iterator[str]:
     """Yield a sentence for each trap of runs under several labels."""
-    found = {label: said for label, runs in groups.items() if (said := next(filter(None, map(constant, runs)), None))}
-    if found:
-        yield f"Not learnt: {'; '.join(f'“{label}”: {said}' for label, said in found.items())}."
-    if said := _weights(groups):
-        yield said
+    yield from filter(None, (not_learnt(groups), weights(groups)))
 
 
-def _weights(groups: Mapping[str, Sequence[Run]]) -> str | None:
+def not_learnt(groups: Mapping[str, Sequence[Run]], most: int | None = None) -> str | None:
+    """Say which labels have a run that is no better than a constant, and name at most ``most`` of them; None for none."""
+    found = [
+        f"“{label}”: {said}"
+        for label, runs in groups.items()
+        if (said := next(filter(None, map(constant, runs)), None))
+    ]
+    more = [f"and {len(found) - most} more"] if most is not None and len(found) > most else []
+    return f"Not learnt: {'; '.join([*found[:most], *more])}." if found else None
+
+
+def weights(groups: Mapping[str, Sequence[Run]]) -> str | None:
     """Say that labels weight clients differently, where clients have unequal numbers of examples."""
     runs = [run for several in groups.values() for run in several]
     sizes = [run.section("client_examples") for run in runs]

@@ -65,7 +65,9 @@ def test_power_is_that_of_simulated_tests_and_of_known_sizes():
     assert power(0.7, n, 10) >= 0.8 > power(0.7, n - 1, 10)
     assert (seeds_needed(1e-6), seeds_needed(math.inf)) == (None, 2)
     needed = [seeds_needed(effect, 3) for effect in np.geomspace(0.5, 50, 40)]
-    assert needed == sorted(needed, reverse=True)  # a larger effect never needs more, also where SciPy's far tail is NaN
+    assert needed == sorted(
+        needed, reverse=True
+    )  # a larger effect never needs more, also where SciPy's far tail is NaN
     assert spread_at_most(3) == pytest.approx(6.285, abs=1e-3)  # 2 degrees of freedom: chi-square 0.0506 at 2.5 %
 
 
@@ -185,7 +187,7 @@ def test_a_study_says_which_label_dropout_costs_less():
         ({"availability.rate": rate}, {"FedAU": pytest.approx(0.8), "MIFA": pytest.approx(1.0)}) for rate in (0.5, 0.1)
     ]
     assert list(study_page.answers(tables)) == [
-        "FedAvg loses most at availability.rate = 0.1: 0.450 ± 0.000 of accuracy. Of that get back: MIFA 100 % and FedAU 80 %.",
+        "FedAvg loses most at availability.rate = 0.1: 0.450 ± 0.000 of accuracy. Won back: MIFA 100 % and FedAU 80 %.",
         "By the mean cost of availability.rate in final accuracy over all points, the best is MIFA (0), then FedAU (0.07), then "
         "FedAvg (0.35). Every pair differs (paired by 3 seeds, 5 % with Holm's correction for 3 pairs).",
     ]

@@ -8,8 +8,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fedfleet.report import finals, overview, traps
+from fedfleet.report import finals, overview, study_page, traps
 from fedfleet.report.groups import grouped
+from fedfleet.report.study_tables import Tables
 from fedfleet.report.tables import Run, read
 from tests.front.report.report_runs import make_run
 
@@ -68,6 +69,30 @@ def test_labels_that_count_clients_differently_are_told(sizes, weights, told, tm
     text = " ".join(overview.of_comparison(grouped(runs)))
     assert ("“a”" in text.partition("Clients count differently: alike in ")[2]) == told
     assert any("algorithm.weight" in line for line in finals([made.path for made in runs])) == told
+
+
+def test_a_study_says_which_points_learnt_nothing_and_that_labels_count_clients_differently(tmp_path):
+    sizes = {"least": 5, "most": 9}
+    given = [
+        ("a", 1.0, SAID, "uniform"),
+        ("b", 1.0, SAID, "num_examples"),
+        ("b", 0.5, [(0, 0, 50), (1, 1, 50)], "uniform"),
+    ]
+    runs = [
+        run(tmp_path / f"{label}-{rate}", table, label, weight=weight, sizes=sizes)
+        for label, rate, table, weight in given
+    ]
+    study = pd.DataFrame([{"label": label, "availability.rate": rate, "seed": 0} for label, rate, *_ in given])
+    tables = Tables({"availability.rate": [1.0, 0.5]}, None, study, pd.DataFrame(), pd.DataFrame(), runs)
+    learnt, counted, *_ = study_page.answers(tables)
+    assert [f"“{point}”" in learnt for point in ("a, rate = 1", "b, rate = 1", "b, rate = 0.5")] == [True, True, False]
+    assert "by their examples in “b”" in counted
+    assert "and 1 more" in str(traps.not_learnt({"a": runs[:1], "b": runs[1:2]}, 1))
+
+
+def test_several_seeds_of_one_label_that_learnt_nothing_are_told_on_the_terminal(tmp_path):
+    lines = finals([run(tmp_path / name, CONSTANT).path for name in ("first", "second")])
+    assert "Not learnt" in lines[-1]
 
 
 def test_the_worst_class_is_told_by_label_on_the_page_and_on_the_terminal(tmp_path):
