@@ -34,7 +34,7 @@ NAMED = 100  # classes or features
 TENSORS = """```python
 from safetensors.torch import load_file
 
-weights = load_file("{weights}")  # by name, after the part of the game that they belong to
+weights = load_file("{weights}")  # names begin with the model's part, such as x.
 ```"""
 AGAIN = (
     "`config.yaml` with `environment.json` is all that it followed from, and `fedfleet run config.yaml` makes it again."

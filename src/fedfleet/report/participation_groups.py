@@ -55,11 +55,11 @@ def completed(run: Run, clients: int) -> np.ndarray | None:
 
 
 def group_of(counts: np.ndarray) -> np.ndarray:
-    """Return the group of each client (clients,): clients with equally many rounds are of one group, the middle one if all are."""
-    known = counts[counts > 0]
-    edges = np.quantile(known, (1 / 3, 2 / 3)) if len(known) else np.zeros(2)
-    third = 2 if len(np.unique(known)) == 1 else 1 + np.searchsorted(edges, counts, side="left")
-    return np.where(counts > 0, third, 0)
+    """Return the group of each client (clients,): clients with equally many rounds are of one group, where their middle is."""
+    values, which, size = np.unique(counts, return_inverse=True, return_counts=True)
+    size = np.where(values > 0, size, 0)
+    middle = (np.cumsum(size) - size / 2) / max(size.sum(), 1)
+    return np.where(values > 0, 1 + np.floor(3 * middle), 0).astype(int)[which]
 
 
 def grouped(run: Run, column: str) -> Grouped | None:

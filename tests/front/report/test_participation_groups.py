@@ -52,6 +52,8 @@ def test_thirds_put_equals_together() -> None:
     assert group_of(np.array([0, 1, 2, 3, 4, 5, 6, 0])).tolist() == [0, 1, 1, 2, 2, 3, 3, 0]
     assert group_of(np.array([2, 2, 0, 2])).tolist() == [2, 2, 0, 2]
     assert group_of(np.zeros(3)).tolist() == [0] * 3
+    many = np.repeat([1, 2, 3, 4], [7, 4, 2, 8])  # those that took part most are "often", though more than a third
+    assert group_of(many).tolist() == np.repeat([1, 2, 2, 3], [7, 4, 2, 8]).tolist()
 
 
 def test_a_run_tells_it_in_python(tmp_path: Path) -> None:
