@@ -24,7 +24,7 @@ def trace(
 ) -> None:
     """Convert a trace of device behaviour in FedScale's layout to Parquet for availability=trace. Nothing is unpickled.
 
-    Layout: {client: {active: [seconds, ...], inactive: [seconds, ...], finish_time: seconds}}.
+    Layout: {client: {active: LIST, inactive: LIST, finish_time: SECONDS}}, lists of seconds.
     """
     from fedfleet.datasets.fedscale import convert_trace
 

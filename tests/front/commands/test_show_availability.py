@@ -65,6 +65,9 @@ def test_the_table_and_the_picture(command, tiny, tmp_path):
     assert all(text in told for text in ("blocks", "150", "30 rounds", "50 %", str(tmp_path / "a.svg")))
     assert command("show", "availability", tiny, "availability.groups=2", "--out", tmp_path / "b.svg")[0] == 0
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    equal = command("show", "availability", tiny, "availability={kind: bernoulli, rate: 0.7}", "population.clients=100")
+    assert equal[0] == 0
+    assert "-0.00" not in equal[1]
     line(command("show", "availability", tiny, "--out", tmp_path / "a.pdf"), "--out=")
     line(command("show", "availability", "blocks", "--out", tmp_path / "a.svg"), "--out=")
 
