@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Set
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 from pydantic import Field, ValidationInfo, model_validator
 
@@ -104,6 +104,9 @@ class ByName(Options):
         name = said.get(cls.naming)
         known = cls.torchs.get(name.rpartition(".")[2]) if isinstance(name, str) else None
         if known is None:
+            ours = get_args(cls.model_fields[cls.naming].annotation)
+            if cls.torchs and isinstance(name, str) and name not in ours:
+                raise ValueError(f"{name} is unknown: choose one of {', '.join([*ours, *cls.torchs])}")
             return said
         given = {known.options.get(key, key): value for key, value in said.items() if key != cls.naming}
         if isinstance(betas := given.pop("betas", None), list | tuple) and len(betas) == 2:

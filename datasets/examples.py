@@ -154,7 +154,7 @@ class FederatedDataset:
 
 def _of(domains: tuple[str, ...], names: Names) -> str:
     known = {
-        "tested on clients": names.tested,
+        "tested on client" if len(names.tested) == 1 else "tested on clients": names.tested,
         "classes": names.classes,
         "features": names.features,
         "vocabulary": [] if names.vocabulary is None else [f"{names.vocabulary.tokenizer}"],

@@ -48,3 +48,12 @@ def test_what_has_no_counterpart_is_refused(given):
     with pytest.raises(ValidationError):
         ClientOptimizer.model_validate(given)
     assert ClientOptimizer.model_validate("Adam") == ClientOptimizer.model_validate("adam")
+
+
+@pytest.mark.parametrize(("of", "given", "known"), [
+    (ClientOptimizer, "AdamW", "sgd, adam, adagrad, SGD, Adam, Adagrad"),
+    (Schedule, {"kind": "OneCycleLR", "max_lr": 0.1}, "constant, power, step, cosine, StepLR, "),
+])  # fmt: skip
+def test_a_name_that_is_unknown_is_refused_before_its_options(of, given, known):
+    with pytest.raises(ValidationError, match=f"is unknown: choose one of {known}"):
+        of.model_validate(given)

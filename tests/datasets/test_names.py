@@ -86,6 +86,7 @@ def test_data_say_their_names_in_a_line():
     data = from_dataframe(table(), client="client", label="y", test=0.2)
     told = repr(data)
     assert told.endswith(f", tested on clients {', '.join(data.names.tested)}, features age, weight)")
+    assert "tested on client 1" in repr(from_arrays(np.zeros((4, 1)), [0, 1, 0, 1], client=[0, 0, 1, 1], test=0.5))
     assert (some([str(i) for i in range(9)], 3), some(["a"], 3)) == ("0, 1, 2 and 6 more", "a")
 
 
