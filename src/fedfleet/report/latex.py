@@ -22,6 +22,8 @@ ESCAPED = {
     **{"±": r"$\pm$", "≥": r"$\geq$", "≤": r"$\leq$", "−": "$-$", "–": "--", "×": r"$\times$", "…": r"\dots{}"},
     **{"ε": r"$\varepsilon$", "δ": r"$\delta$", "α": r"$\alpha$", "λ": r"$\lambda$", "σ": r"$\sigma$"},
 }
+MINUS = re.compile(r"(?<![^\s(])-(?=\d)")
+"""A hyphen before a number below 0."""
 LETTER = re.compile("|".join(map(re.escape, ESCAPED)))
 BOLD = (
     f"Bold: the best label of each point and those that follow it and cannot be told from it (tests paired by seed at "
@@ -55,7 +57,10 @@ def table(
 
     """
     cell = lambda at, text: rf"\textbf{{{escape(text)}}}" if at in bold else escape(text)  # noqa: E731
-    body = [" & ".join(cell((i, j), text) for j, text in enumerate(row)) + r" \\" for i, row in enumerate(rows)]
+    body = [
+        " & ".join(cell((i, j), MINUS.sub("−", text)) for j, text in enumerate(row)) + r" \\"
+        for i, row in enumerate(rows)
+    ]
     lines = [
         "% needs \\usepackage{booktabs}",
         r"\begin{table}",

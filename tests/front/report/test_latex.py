@@ -34,6 +34,12 @@ def test_a_table_has_the_rules_of_booktabs() -> None:
     assert r"\caption{50 \%}" in made
 
 
+def test_a_number_below_0_has_a_minus_and_a_hyphen_stays() -> None:
+    made = latex.table(["label", "x"], [["cross-device", "-0.5 ± 0.1, g -1.1"], ["1e-06", "(-2)"]])
+    assert r"cross-device & $-$0.5 $\pm$ 0.1, g $-$1.1 \\" in made
+    assert r"1e-06 & ($-$2) \\" in made
+
+
 def test_bold_is_the_best_and_what_cannot_be_told_from_it() -> None:
     found = latex.finals(
         runs(A=[0.1, 0.2, 0.3], B=[0.9, 1.0, 1.11], C=[0.9, 1.01, 1.1]), ["rate", "label"], ["accuracy", "loss"]
