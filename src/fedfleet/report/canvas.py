@@ -124,7 +124,10 @@ def panels(
 
 
 def legend(figure: Figure, groups: Groups, notes: Mapping[str, str] | None = None) -> None:
-    """A legend of the labels below the panels, each with its note in brackets; none for a single label."""
+    """A legend of the labels below the panels, each with its note in brackets; none for a single label.
+
+    Where it has many rows, the figure is higher for them.
+    """
     if len(groups) < 2:
         return
     looks: list[Any] = [look(groups, label) for label in groups]
@@ -133,7 +136,10 @@ def legend(figure: Figure, groups: Groups, notes: Mapping[str, str] | None = Non
     labels = [plain(label) + (f" ({notes[label]})" if label in notes else "") for label in groups]
     widths = [0.5 + 0.068 * len(label) for label in labels]  # inches, roughly: one row if it fits, else columns that do
     fitting = len(labels) if sum(widths) < figure.get_figwidth() else int(figure.get_figwidth() / max(widths))
-    figure.legend(handles, labels, loc="outside lower center", ncols=max(1, fitting))
+    columns = max(1, fitting)
+    more = -(-len(labels) // columns) - 3  # rows that a figure has no room for: it grows, or the panels would vanish
+    figure.set_figheight(figure.get_figheight() + 0.19 * max(0, more))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
 def look(groups: Groups, label: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from fedfleet import report
-from fedfleet.report import write_report
+from fedfleet.report import canvas, write_report
 from fedfleet.report.canvas import PALETTE, look, plain
 from fedfleet.report.groups import grouped
 from fedfleet.report.study_tables import Target
@@ -248,6 +248,15 @@ def test_tables_of_clients_and_phases_and_a_configuration_once_for_seeds_that_sh
     text = Page(write_report([comparison(tmp_path)], tmp_path / "seeds")).text
     assert (text.count("name: cdma_nc"), text.count('"python": "3.12"')) == (1, 1)
     assert "Configuration: label A, seed 0; label A, seed 1" in text
+
+
+def test_a_legend_of_many_rows_leaves_the_panels_their_height() -> None:
+    for labels, grows in ((6, False), (24, True)):
+        figure, (axes,) = canvas.panels(1, width=7.2, height=3.4)
+        canvas.legend(figure, {f"a label of some thirty letters {i}": [] for i in range(labels)})
+        assert (figure.get_figheight() > 3.4) == grows
+        canvas.png(figure)
+        assert axes.get_position().height * figure.get_figheight() > 1.5
 
 
 def test_a_label_keeps_its_colour_and_text_is_no_mathematics() -> None:
