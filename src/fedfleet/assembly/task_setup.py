@@ -198,6 +198,8 @@ def _checked(config: Config, make: Any, task: Any, z: Tree, data: Data) -> list[
     if data.test.words:
         _check_padding(make.said, task, z, batch)
     _check_training(config, make, task, z, batch)
+    if data.test.classes and not getattr(task, "chosen", True):
+        told.append("the loss is your own, so nothing but the loss is measured: give metrics, such as [accuracy]")
     return told
 
 

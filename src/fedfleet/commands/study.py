@@ -21,6 +21,7 @@ from fedfleet.config.executor import IN_PROCESS
 from fedfleet.config.population import Data
 from fedfleet.config.reading import override, read
 from fedfleet.config.schema import Config
+from fedfleet.datasets.names import some
 from fedfleet.experiments import campaign, sweep
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.progress import Progress, time_left
@@ -135,8 +136,11 @@ def prepare(study: Study, progress: Progress, check: Callable[[Experiment], None
         progress.say(line)
     data: dict[str, Data] = {}
     resolved: dict[str, dict[str, Any]] = {}
+    told: dict[str, dict[str, None]] = {}
     for trial in sweep.to_check(study.trials):
         experiment = campaign.prepare(trial, data)
+        for line in experiment.advice():
+            told.setdefault(line, {})[trial.name] = None
         names = experiment.metric_names()
         if study.target is not None and study.target.metric not in names:
             raise ConfigError(unknown("--target", study.target.metric, names))
@@ -144,6 +148,9 @@ def prepare(study: Study, progress: Progress, check: Callable[[Experiment], None
             check(experiment)
         resolved[trial.place] = experiment.config.model_dump(mode="json")
     first = {trial.name: resolved[trial.place] for trial in sweep.distinct(study.trials)}
+    for line, names in told.items():
+        whose = "" if len(names) == len(first) else f"{some([*names])}: "
+        progress.say(f"{whose}{line}")
     return Prepared(
         study, tuple({**resolved.get(t.place, first[t.name]), "seed": t.config.seed} for t in study.trials), data
     )

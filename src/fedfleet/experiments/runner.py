@@ -430,4 +430,4 @@ def where(x: Prepared) -> str:
         return f"{result}, which has the GPU"
     if (lacking := without_ray()) is not None:
         return f"{result}, as {lacking}"
-    return f"{result}: quicker than starting Ray"
+    return f"{result}: quicker than on Ray"

@@ -205,11 +205,13 @@ def recovered(tables: Tables) -> list[Recovered]:
 
 
 def gets_back(tables: Tables) -> Iterator[str]:
-    """Say where the first key costs the reference most, and who gets how much of it back."""
+    """Say where the first key costs the reference most, and who gets how much of it back, if Holm's correction leaves a cost."""
     reference, labels = tables.reference, tables.other_labels
     if not labels or not tables.metrics or len(tables.varied[next(iter(tables.varied))]) < 2:
         return
-    clear = [each for each in recovered(tables) if each.cost.clear and each.cost.mean > 0]
+    costs = recovered(tables)
+    adjusted = holm([each.cost.p for each in costs])
+    clear = [each for each, p in zip(costs, adjusted, strict=True) if p < LEVEL and each.cost.mean > 0]
     if not clear:
         key = next(iter(tables.varied))
         yield f"What {key} costs {reference} lies within the spread of the seeds, so nobody can be said to get it back."

@@ -60,6 +60,18 @@ def test_the_grid_is_labels_by_values_by_seeds():
     assert {t.config.executor.kind for t in study.plan(config, VARY, in_process=False).trials} == {"auto"}
 
 
+def test_what_a_run_would_be_told_a_study_is_told_once():
+    few = {**TINY, "population": {"clients": 9, "partition": "iid"}, "cohort": {}}
+    for compared, whose in (
+        ({"ONE": {}, "par": {}}, ""),
+        ({"ONE": {}, "par": {"cohort.size": 3}}, "ONE rate=1.0, ONE rate=0.2: "),
+    ):
+        said, progress = [], Progress.silent()
+        progress.say = said.append
+        study.prepare(study.plan(load({**few, "compare": compared}), VARY, 1, None), progress)
+        assert [line.partition("cohort.size")[0] for line in said if "by default" in line] == [whose]
+
+
 def test_a_kind_may_vary_beside_its_options():
     kinds = {"vary": {"availability.rate": [0.5, 0.1], "availability.kind": ["bernoulli"]}}
     trials = study.plan(load(TINY, {"availability": "always", **kinds})).trials

@@ -64,6 +64,16 @@ def test_outputs_that_cross_entropy_does_not_mean_are_told(after, says):
     assert [line[: len(said)] for line, said in zip(found, says, strict=True)] == says
 
 
+def test_a_loss_of_ones_own_is_all_that_is_measured_unless_metrics_are_given():
+    def own(outputs, y):
+        return 2 * nn.functional.cross_entropy(outputs, y, reduction="none")
+
+    for given, says in (({"loss": own}, 1), ({"loss": own, "metrics": ["accuracy"]}, 0), ({}, 0)):
+        task = fedfleet.tasks.from_module(lambda: nn.Sequential(nn.Linear(2, 2)), **given)
+        made = fedfleet.Experiment(fedfleet.load(CONFIG, {"task": None}), data=data(0), task=task)
+        assert len([line for line in made.advice() if "give metrics" in line]) == says, given
+
+
 def test_of_what_nothing_is_said() -> None:
     task = fedfleet.tasks.from_module(lambda: nn.Sequential(nn.Linear(2, 2), nn.Softmax(1)), loss="mse")
     y = np.eye(2)[np.arange(40) % 2]
