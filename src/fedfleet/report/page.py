@@ -138,7 +138,7 @@ def _table(groups: Mapping[str, Sequence[Run]], metrics: Sequence[str], folded: 
     unit = told_in(run for runs in groups.values() for run in runs)
     show = quantity if unit == "floats" else lambda value: quantity(value, "B")
     equal = {metric: at_equal_traffic(list(groups.values()), metric, unit) for metric in metrics}
-    head = ["label", "runs finished", "seeds"]
+    head = ["label", "runs finished", "seeds" if any(len(runs) > 1 for runs in groups.values()) else "seed"]
     for metric in metrics:
         head.append(f"final {metric}")
         if result := equal[metric]:

@@ -188,7 +188,7 @@ def test_plan_says_that_no_node_has_room(command: Command, tiny: Path, monkeypat
 
 
 @pytest.mark.parametrize(("given", "reason"), [
-    ((), ", as it is no small job"),
+    (("executor.block_size=2",), ", as it is no small job"),
     (("executor.cpus_per_actor=1",), ", as options of Ray are given"),
 ])  # fmt: skip
 def test_plan_says_why_a_run_is_on_ray(command: Command, tiny: Path, given: tuple[str, ...], reason: str) -> None:
