@@ -19,6 +19,7 @@ from fedfleet.report.groups import grouped
 from fedfleet.report.latex import escape
 from fedfleet.report.study_tables import Tables
 from fedfleet.report.tables import Run
+from fedfleet.report.traps import counted
 from fedfleet.report.words import count, joined, plain_value
 from fedfleet.simulator.errors import ConfigError, one_line
 
@@ -120,6 +121,7 @@ def methods(
         *_shared(groups, lambda run: f"{_task(run)}."),
         *_shared(groups, lambda run: f"{_participation(run)}."),
         *(f"{escape(label)} is {_algorithm(of[0])}." for label, of in groups.items()),
+        _weights(groups),
         *_shared(groups, _features),
         f"We vary {joined(over)}; what is said above is the first value." if over else "",
         _tuned(search),
@@ -128,6 +130,13 @@ def methods(
         _versions(every),
     ]
     return "\n".join(filter(None, parts)) + "\n"
+
+
+def _weights(groups: Mapping[str, Sequence[Run]]) -> str:
+    """Say how clients count where labels differ in it: defaults do, and are not told with the algorithms."""
+    how = counted(groups)
+    told = [f"{weight} in {escape(joined(labels))}" for weight, labels in how.items()]
+    return f"Clients count {'; '.join(told)}." if len(how) > 1 else ""
 
 
 def bibliography(groups: Mapping[str, Sequence[Run]], *, ranked: bool) -> list[str]:

@@ -51,17 +51,22 @@ def weights(groups: Mapping[str, Sequence[Run]]) -> str | None:
     sizes = [run.section("client_examples") for run in runs]
     if all(of and of.get("least") == of.get("most") for of in sizes):
         return None
+    if len(how := counted(groups)) < 2:
+        return None
+    told = "; ".join(f"{weight} in {joined([f'“{label}”' for label in labels])}" for weight, labels in how.items())
+    return (
+        f"Clients count differently: {told}. Set algorithm.weight to one of them, or the difference may be that alone."
+    )
+
+
+def counted(groups: Mapping[str, Sequence[Run]]) -> dict[str, list[str]]:
+    """Return how clients count, in words, and the labels in which they do; without those that have no such choice."""
     how: dict[str, list[str]] = {}
     for label, several in groups.items():
         weight = several[0].get("algorithm", "weight")
         if weight in COUNT:
-            how.setdefault(COUNT[weight], []).append(f"“{label}”")
-    if len(how) < 2:
-        return None
-    told = "; ".join(f"{weight} in {joined(labels)}" for weight, labels in how.items())
-    return (
-        f"Clients count differently: {told}. Set algorithm.weight to one of them, or the difference may be that alone."
-    )
+            how.setdefault(COUNT[weight], []).append(label)
+    return how
 
 
 def worst_recalls(runs: Sequence[Run]) -> list[tuple[int, float]]:
