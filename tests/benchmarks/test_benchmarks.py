@@ -152,7 +152,7 @@ def test_the_engine_answers_with_one_json_object(told):
 def test_the_ways_to_run_a_block_are_measured_side_by_side(monkeypatch, told):
     monkeypatch.setitem(cases.CASES, "mlp", replace(TINY, name="mlp"))
     (found,) = told(blocks.main, "--case mlp --turns 2")["blocks"]
-    assert (found["case"], found["phase"], found["clients"]) == ("mlp", "train", 2)
+    assert (found["case"], found["phase"], found["clients"]) == ("mlp", "train", 4)
     assert found["operations"] > 50
     assert found["capture_blocks"] > 1
     assert {"mm", "addmm"} <= {row["operation"] for row in found["by_operation"]}
@@ -249,7 +249,7 @@ def test_the_rules_are_checked_against_measurement(monkeypatch, told):
     words = "--case mlp --executor local --rounds 1"
     assert "best / rule" in told(rules.main, words, json_too=False)
     (found,) = told(rules.main, words)["cases"]
-    assert (found["case"], found["rule"]["block_size"], found["rule"]["relative"]) == ("mlp", 2, 1)
+    assert (found["case"], found["rule"]["block_size"], found["rule"]["relative"]) == ("mlp", 4, 1)
     assert found["best"]["relative"] <= 1
 
 
