@@ -56,7 +56,8 @@ def test_what_is_written(runs: fedfleet.Runs, tmp_path: Path, command) -> None:
         r"who is online follows \texttt{bernoulli} (rate 0.6)",
         r"A\_B is \texttt{scaffold} (", "learning rate 0.05", r"\cite{karimireddy2020scaffold}", "Seeds are 3 and 4",
         "The partition is the same for all seeds", r"over \texttt{algorithm.lr} in loguniform(0.01, 1)", "8 trials", "seeds 9",
-        r"\cite{holm1979simple}", f"fedfleet {version('fedfleet')}", r"Clients count alike in A\_B; by their examples in FedAvg and p.",
+        r"\cite{holm1979simple}", f"fedfleet {version('fedfleet')}",
+        r"Clients count alike in A\_B; by their examples in FedAvg and p.",
     ):  # fmt: skip
         assert says in methods
     keys = {key for cited in re.findall(r"\\cite\{(.*?)\}", methods) for key in cited.split(", ")}
