@@ -71,7 +71,7 @@ def table(seen: Presence) -> Table:
     }
     if of is not None:
         rows["online in the long run"] = f"{share(of.mean())}, of a client {share(of.min())} to {share(of.max())}"
-        rows["Gini of the long run"] = f"{max(0.0, gini(of, len(of))):.2f}"  # equal rates give -1e-17
+        rows["Gini of the long run"] = f"{gini(of, len(of)):.2f}"
         rows["never online"] = f"{int((of == 0).sum()):,} clients"
     for key, value in rows.items():
         made.add_row(key, value)

@@ -148,8 +148,8 @@ def prepare(study: Study, progress: Progress, check: Callable[[Experiment], None
             check(experiment)
         resolved[trial.place] = experiment.config.model_dump(mode="json")
     first = {trial.name: resolved[trial.place] for trial in sweep.distinct(study.trials)}
-    for line, names in told.items():
-        whose = "" if len(names) == len(first) else f"{some([*names])}: "
+    for line, trials in told.items():
+        whose = "" if len(trials) == len(first) else f"{some([*trials])}: "
         progress.say(f"{whose}{line}")
     return Prepared(
         study, tuple({**resolved.get(t.place, first[t.name]), "seed": t.config.seed} for t in study.trials), data

@@ -218,8 +218,8 @@ def resolved(config: Config, cohort: int, phases: int, z: Tree, notes: Callable[
     if kind == "auto":
         asks = e.of_ray or config.faults.client_timeout_s is not None
         blocks = phases * math.ceil(cohort / size)
-        small = without_ray() is not None or cohort <= size or rules.small(config.rounds, cohort, blocks, z, notes)
-        kind = "local" if not asks and (small or where == "cuda") else "ray"  # actors are given a GPU by name
+        alone = without_ray() is not None or cohort <= size or rules.small(config.rounds, cohort, blocks, z, notes)
+        kind = "local" if not asks and (alone or where == "cuda") else "ray"  # actors are given a GPU by name
         if asks:
             check_ray("executor.kind='auto'")
     result = {"kind": kind, "device": where, "inner": inner, "block_size": size, "actors": actors(config)}

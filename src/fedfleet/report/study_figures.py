@@ -207,9 +207,9 @@ def _to_target(tables: Tables) -> Picture | None:
 
 def _curves(tables: Tables, metric: str) -> Picture | None:
     x, column = _Axis(tables), f"eval/{metric}"
-    drawn = []
+    shown, drawn = x.shown(), []
     for part in parts(tables):
-        for value in x.shown():
+        for value in shown:
             rows = part.rows[part.rows[x.key] == value]
             groups = {
                 label: [run for i in rows.index[rows["label"] == label] if (run := tables.runs[i]) is not None]
@@ -221,7 +221,7 @@ def _curves(tables: Tables, metric: str) -> Picture | None:
     if not drawn:
         return None
     wide = 7.2 if len(drawn) == 1 else 4.6
-    figure, axes = canvas.panels(len(drawn), width=wide, height=3.1, share_y=True, columns=min(len(x.shown()), 2))
+    figure, axes = canvas.panels(len(drawn), width=wide, height=3.1, share_y=True, columns=min(len(shown), 2))
     for panel, (name, groups) in zip(axes, drawn, strict=True):
         canvas.lines(panel, groups, column, "rounds_completed")
         panel.set_title(canvas.plain(name))

@@ -119,7 +119,7 @@ def gini(counts: np.ndarray, size: int) -> float:
     if size < 1 or ordered.sum() == 0:
         return math.nan
     rank = np.arange(size - len(ordered) + 1, size + 1)
-    return float(((2 * rank - size - 1) * ordered).sum() / (size * ordered.sum()))
+    return max(0.0, float(((2 * rank - size - 1) * ordered).sum() / (size * ordered.sum())))  # equal rates give -1e-17
 
 
 def completed_counts(run: Run) -> tuple[np.ndarray, int] | None:

@@ -1,4 +1,4 @@
-"""Where numbers lie in memory decides no bit: what is kept, and what clients are given, is laid out as new."""
+"""Places of numbers in memory, which decide no bit: what is kept, and what clients are given, is laid out as new."""
 
 from dataclasses import replace
 
