@@ -1,12 +1,16 @@
 """Convolutions of a block of clients: one large batch where all share the filters.
 
-Where each client has its own, a GPU runs one convolution with a group a client, and a CPU one convolution a client: torch's
-grouped convolutions on a CPU take up to twice the time. The gradient by filters that see one channel, as first layers do of
-images without colours, is a product with patches on a CPU, which takes two fifths of torch's time or less.
+Where each client has its own, a CPU runs one convolution a client: torch's grouped convolutions take up to twice the time there.
+A GPU runs one with a group a client. In full precision it takes products with patches instead, but for gradients by filters: for
+filters of 3x3 they take between a quarter of the groups' time and a little more (``benchmarks.convolutions``). The gradient by
+filters that see one channel, as first layers do of images without colours, is a product with patches on a CPU, which takes two
+fifths of torch's time or less.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -14,7 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 PATCHED = 64
-"""Images whose patches are held at once."""
+"""Images whose patches are held at once on a CPU."""
+PATCHES = 1 << 27
+"""Floats of patches that are held at once on a GPU, but those of one client are."""
 
 
 class Geometry(NamedTuple):
@@ -63,11 +69,16 @@ def unfolded(x: Tensor, side: torch.Size, geometry: Geometry) -> Tensor:
 
     They are those of ``F.unfold``, which on a CPU copies number by number; here a row is copied at once.
     """
+    seen = _windows(x, side, geometry)
+    return seen.permute(0, 1, 4, 5, 2, 3).reshape(len(x), -1, seen.shape[2] * seen.shape[3])
+
+
+def _windows(x: Tensor, side: torch.Size, geometry: Geometry) -> Tensor:
+    """Return what filters of a ``side`` (k, k) see of images (N, c, H, W): a view (N, c, H', W', k, k)."""
     (down, right), (above, left), apart = geometry.stride, geometry.padding, geometry.dilation
     x = F.pad(x, (left, left, above, above)) if above or left else x
     span = [a * (k - 1) + 1 for k, a in zip(side, apart, strict=True)]
-    seen = x.unfold(2, span[0], down).unfold(3, span[1], right)[..., :: apart[0], :: apart[1]]  # (N, c, H', W', k, k)
-    return seen.permute(0, 1, 4, 5, 2, 3).reshape(len(x), -1, seen.shape[2] * seen.shape[3])
+    return x.unfold(2, span[0], down).unfold(3, span[1], right)[..., :: apart[0], :: apart[1]]
 
 
 def _patched(filters: Tensor, geometry: Geometry, h: Tensor) -> bool:
@@ -89,8 +100,48 @@ def _by_patches(d: Tensor, h: Tensor, filters: Tensor, geometry: Geometry) -> Te
     return torch.cat(result).view(len(h), *filters.shape)
 
 
+def _products(geometry: Geometry, h: Tensor, own: bool) -> bool:
+    """Say whether batched products with patches are the faster way for clients' own filters."""
+    return own and h.is_cuda and geometry.groups == 1 and not torch.backends.cuda.matmul.allow_tf32
+
+
+def _in_parts(of: Callable[..., Tensor], geometry: Geometry, filters: Tensor, h: Tensor, *more: Tensor) -> Tensor:
+    """Call ``of`` with filters (C, o, c, k, k), inputs and more of so many clients that their patches are few enough; join it."""
+    each = h[0].numel() * math.prod(filters.shape[2:]) // math.prod(geometry.stride)
+    clients = max(1, PATCHES // max(1, each))
+    parts = (t.split(clients) for t in (filters.unflatten(0, (len(h), -1)), h, *more))
+    return torch.cat([of(geometry, *part) for part in zip(*parts, strict=True)])
+
+
+def _outputs(geometry: Geometry, filters: Tensor, h: Tensor) -> Tensor:
+    """Return outputs (C, B, o, H', W') as products of filters (C, o, c, k, k) with patches of ``h`` (C, B, c, H, W)."""
+    clients, batch = h.shape[:2]
+    seen = _windows(h.flatten(0, 1), filters.shape[3:], geometry)
+    out = seen.shape[2:4]
+    seen = seen.unflatten(0, (clients, batch)).permute(0, 2, 5, 6, 1, 3, 4).reshape(clients, -1, batch * math.prod(out))
+    return torch.bmm(filters.flatten(2), seen).view(clients, -1, batch, *out).transpose(1, 2)
+
+
+def _input_gradients(geometry: Geometry, filters: Tensor, h: Tensor, d: Tensor) -> Tensor:
+    """Return gradients by ``h`` (C, B, c, H, W): each place of the filters (C, o, c, k, k) adds what it saw."""
+    clients, batch, c, height, width = h.shape
+    (down, right), (above, left) = geometry.stride, geometry.padding
+    (p, q), (a, b), out = filters.shape[3:], geometry.dilation, d.shape[3:]
+    each = torch.bmm(filters.flatten(2).mT, d.transpose(1, 2).reshape(clients, d.shape[2], -1))
+    each = each.view(clients, c, p, q, batch, *out).transpose(1, 4)  # (C, B, p, q, c, H', W')
+    total = h.new_zeros(clients, batch, c, height + 2 * above, width + 2 * left)
+    for i in range(p):
+        for j in range(q):
+            rows = slice(a * i, a * i + down * (out[0] - 1) + 1, down)
+            columns = slice(b * j, b * j + right * (out[1] - 1) + 1, right)
+            total[..., rows, columns] += each[:, :, i, j]
+    return total[..., above : above + height, left : left + width]
+
+
 def convolve(h: Tensor, filters: Tensor, geometry: Geometry, *, own: bool) -> Tensor:
     """Return the outputs (C, B, o, H', W') of ``filters`` (o, c, k, k), or with ``own`` those of all clients, (C o, c, k, k)."""
+    if _products(geometry, h, own):
+        return _in_parts(_outputs, geometry, filters, h)
     if _alone(h, own):
         return torch.stack([F.conv2d(x, f, None, *geometry) for x, f in zip(h, filters.chunk(len(h)), strict=True)])
     return _restored(F.conv2d(_laid(h, own), filters, None, *_of_block(geometry, len(h), own)), len(h), own)
@@ -98,6 +149,8 @@ def convolve(h: Tensor, filters: Tensor, geometry: Geometry, *, own: bool) -> Te
 
 def input_gradient(d: Tensor, h: Tensor, filters: Tensor, geometry: Geometry, *, own: bool) -> Tensor:
     """Return the gradient by the inputs ``h``, given that by the outputs; ``filters`` and ``own`` as in ``convolve``."""
+    if _products(geometry, h, own):
+        return _in_parts(_input_gradients, geometry, filters, h, d)
     if _alone(h, own):
         alone = zip(d, h, filters.chunk(len(h)), strict=True)
         return torch.stack([_gradient(di, hi, f, geometry, of_input=True) for di, hi, f in alone])

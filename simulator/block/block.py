@@ -18,7 +18,7 @@ from fedfleet.simulator.arithmetic.combination import multiplied_out
 from fedfleet.simulator.arithmetic.factored import Notes
 from fedfleet.simulator.arithmetic.reduction import Rows
 from fedfleet.simulator.arithmetic.tree import Tree
-from fedfleet.simulator.block.batches import ends, walked
+from fedfleet.simulator.block.batches import BatchSchedule, ends, walked
 from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.block.client import ClientInputs, ClientProgram, padded
 from fedfleet.simulator.block.faults import LOWER, AtFault, Dropped, NotFinite, Watch, finite, not_finite
@@ -26,11 +26,13 @@ from fedfleet.simulator.block.side_effects import KEYS, ClosureTensors, Impure, 
 from fedfleet.simulator.block.task import BlockResult, BlockTask, joined, without
 from fedfleet.simulator.block.uploads import put_down
 from fedfleet.simulator.errors import INEXACT, ClientError, one_line, traced
-from fedfleet.simulator.population import Population, gather
+from fedfleet.simulator.population import LocalData, Population, gather
 from fedfleet.simulator.work import Batch, Message, Objective, Phase
 
 # Bytes of data gathered at once along a walk; local steps of a block that is captured, which grows with them; steps tried.
 GATHERED_BYTES, CAPTURED_STEPS, TRIED = 1 << 28, 128, 2
+DRAWN_ON_CPU = 1 << 16
+"""Examples of a block's clients up to which their batches are drawn on the CPU, whatever the device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,12 +125,15 @@ def run_block(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
     try:
         return _without_dropped(setup, shared, task)
     except torch.OutOfMemoryError as e:
-        if len(task.clients) == 1:
+        again = setup.captures.release()  # the block itself may have room without them
+        if len(task.clients) == 1 and not again:
             raise ClientError(
                 f"client {int(task.clients)}, phase {task.phase!r}: the memory of {setup.device} does not hold the work of one "
                 f"client: lower algorithm.batch_size, or take a smaller model"
             ) from e
     torch.cuda.empty_cache()  # the error and what it kept alive are gone by now
+    if again:
+        return run_block(setup, shared, task)
     middle = len(task.clients) // 2
     halves = [task.part(rows) for rows in (slice(None, middle), slice(middle, None))]
     result = joined(setup.phases[task.phase].reduce, [(half, run_block(setup, shared, half)) for half in halves])
@@ -184,14 +189,15 @@ def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
     device = torch.device(setup.device)
     clients = filled.clients.to(device)
     local = setup.population.local_data(clients)
-    keys = rng.fold(filled.key.to(device), clients, filled.copies.to(device))
-    whole = walked(phase, local, keys, filled.steps, filled.limit)
-    for w in whole:
+    keys = rng.fold(filled.key, filled.clients, filled.copies)
+    drawn = _walked(phase, local, keys, filled)
+    for w in drawn:
         setup.notes.walked(*w.weight.shape[1:])
-    walks = whole if setup.steps is None else tuple(ends(w, setup.steps) for w in whole)
+    whole = drawn if setup.steps is None else tuple(ends(w, setup.steps) for w in drawn)
+    walks = T.to(whole, device)
     batches = tuple(_along(local.data, w.rows) for w in walks)
     inputs = ClientInputs(
-        rng.fold(keys, "begin"),
+        rng.fold(keys, "begin").to(device),
         local.counts,
         walks,
         batches,
@@ -206,7 +212,7 @@ def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
     given = _Given(
         inputs, T.to(T.as_new({**shared.known, **shared.send}), device), dict(shared.config), local.domain, counts
     )
-    always = [w.active.all(0).tolist() for w in walks]
+    always = [w.active.all(0).tolist() for w in whole]
 
     def program(given: _Given) -> ClientProgram:
         return ClientProgram(phase, given.inputs, {**given.send, **given.config}, local.data, setup, always)
@@ -225,10 +231,10 @@ def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
             mine = program(given)
             sent = _ordinarily(mine, program, task, given)
             if mine.ledger is not None:
-                rows, steps = [w.weight.shape[2] for w in whole], [w.weight.shape[1] for w in whole]
+                rows, steps = [w.weight.shape[2] for w in drawn], [w.weight.shape[1] for w in drawn]
                 setup.notes.worked(phase.name, zip(mine.flop, rows, steps, strict=True))
             setup.captures.ran(key, compute, given, sent)
-    partials, loss, config, client_state = sent.partials, sent.loss.double(), sent.config, sent.client_state
+    partials, loss, config, client_state = sent.partials, sent.loss.cpu().double(), sent.config, sent.client_state
     if len(clients) > count:
         partials = {slot: phase.reduce[slot].unfilled(p, count) for slot, p in partials.items()}
         loss, config, client_state = (T.index(of, slice(count)) for of in (loss, config, client_state))
@@ -239,15 +245,29 @@ def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
         client_state=T.to(client_state, "cpu"),
         steps=sum(
             count * len(all_take) if all(all_take) else int(w.active[:count].sum())
-            for w, all_take, s in zip(walks, always, phase.work.loops, strict=True)
+            for w, all_take, s in zip(whole, always, phase.work.loops, strict=True)
             if s.batches.works
         ),
         loss=(float(known.sum()),),
         measured=len(known),
         floats_up=count * sent.numbers,
         bytes_up=count * -(-sent.bits // 8) + T.num_bytes(config),
-        losses=loss.cpu() if task.feedback else None,
+        losses=loss if task.feedback else None,
     )
+
+
+def _walked(phase: Phase, local: LocalData, keys: Tensor, task: BlockTask) -> tuple[BatchSchedule, ...]:
+    """Return the walks of clients with ``keys`` on the CPU: drawn there where they are short, for a GPU takes as long for few.
+
+    They are whole numbers, the same wherever they are drawn, but for batches that each example is drawn for.
+    """
+    device = local.rows.device
+    if device.type == "cpu":
+        return walked(phase, local, keys, task.steps, task.limit)
+    if local.rows.numel() <= DRAWN_ON_CPU and not any(stage.batches.drawn for stage in phase.work.loops):
+        there = LocalData({}, *T.to(tuple(local[1:]), "cpu"))
+        return walked(phase, there, keys, task.steps, task.limit)
+    return walked(phase, local, keys.to(device), task.steps, task.limit)
 
 
 def _trusted(task: BlockTask, sent: _Sent) -> bool:

@@ -26,9 +26,11 @@ from torch import Tensor
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.compiled import compiled
+from fedfleet.simulator.block.cuda_graph import CudaGraph, gpu_of, move
 
 AFTER = 100
 """Blocks of a kind before it is captured, which costs the time of 14 to 66 blocks and saves up to two fifths of each later one."""
+SOONER = 5  # so many times as soon on a GPU, where it saves most of each later block
 KINDS, GRAPHS = 1024, 16
 """Kinds that are counted, and captures that are kept: the last used."""
 ALTERED = 4  # blocks with altered numbers on which a capture is checked
@@ -70,16 +72,21 @@ class Graph:
 class _Kind:
     blocks: int = 0
     graph: Graph | None = None
+    recorded: Graph | None = None
     checked: bool = False
     refused: bool = False
 
 
 class Captures:
-    """What a process has captured; never, where ``after`` is None. Those that are trusted are compiled, where that is asked for."""
+    """What a process has captured; never, where ``after`` is None.
+
+    Those that are trusted are compiled, where that is asked for, and on a GPU become CUDA graphs, as long as memory is enough.
+    """
 
     def __init__(self, after: int | None = AFTER, compiles: bool = False):
         self.after, self.compiles = after, compiles
         self._kinds: OrderedDict[Hashable, _Kind] = OrderedDict()
+        self._records = True
 
     def __reduce__(self) -> Any:
         """Send no captures to another process."""
@@ -106,7 +113,7 @@ class Captures:
             return None
         self._kinds.move_to_end(key)
         try:
-            return kind.graph(given)
+            return (kind.recorded or kind.graph)(given)
         except torch.OutOfMemoryError:
             raise
         except Exception:
@@ -119,7 +126,8 @@ class Captures:
         kind = self._kinds.setdefault(key, _Kind())
         self._kinds.move_to_end(key)
         kind.blocks += 1
-        if not kind.refused and kind.blocks > self.after and not kind.checked:
+        many = kind.blocks * (1 if gpu_of(_distinct(T.leaves(given))[0]) is None else SOONER)
+        if not kind.refused and many > self.after and not kind.checked:
             try:
                 self._learn(kind, compute, given, result)
             except Exception as e:  # whatever it is, the ordinary way works
@@ -128,11 +136,19 @@ class Captures:
         if len(self._kinds) > KINDS:
             self._kinds.popitem(last=False)
 
+    def release(self) -> bool:
+        """Give the memory of CUDA graphs back, and record no more; return whether there were any."""
+        self._records, mine = False, [kind for kind in self._kinds.values() if kind.recorded is not None]
+        for kind in mine:
+            kind.recorded = None
+        return bool(mine)
+
     def _learn(self, kind: _Kind, compute: Callable[[Tree], Tree], given: Tree, result: Tree) -> None:
         if kind.graph is not None:
             _compare(kind.graph(_copied(given)), result)
             if self.compiles:
                 kind.graph = _compiled(kind.graph, given)
+            self._record(kind, kind.graph, given)
             kind.checked = True
             return
         with _one_at_a_time:
@@ -144,6 +160,22 @@ class Captures:
         with_graph = [key for key, kind in self._kinds.items() if kind.graph is not None]
         for key in with_graph[:-GRAPHS]:
             del self._kinds[key]
+
+    def _record(self, kind: _Kind, graph: Graph, given: Tree) -> None:
+        """Make a CUDA graph of a capture, if there is a GPU and it can be recorded."""
+        tensors = _distinct(T.leaves(_copied(given)))[0]
+        if not self._records or gpu_of(tensors) is None:
+            return
+        try:
+            others = (k.recorded.forward for k in self._kinds.values() if k.recorded is not None)
+            with _one_at_a_time:
+                made = Graph(CudaGraph(graph.forward, tensors, next(others, None)), graph.like)
+            _compare(made(_copied(given)), graph(_copied(given)))
+            kind.recorded = made
+        except torch.OutOfMemoryError:
+            self.release()
+        except Exception as e:  # whatever it is, the capture works
+            log.info("no CUDA graph: %s", e)
 
 
 def _compiled(graph: Graph, given: Tree) -> Graph:
@@ -189,6 +221,8 @@ def captured(compute: Callable[[Tree], Tree], given: Tree) -> Graph:
             if str(node.target) in ALIASES:
                 node.replace_all_uses_with(node.args[0])
     made.graph.eliminate_dead_code(is_impure_node=lambda n: str(n.target) not in SILENT and n.target is not getitem)
+    if (device := gpu_of(_distinct(T.leaves(given))[0])) is not None:
+        move(made, device)
     made.recompile()
     constants = {node.target: getattr(made, node.target) for node in made.graph.nodes if node.op == "get_attr"}
     # The function alone, since the graph takes far more memory.

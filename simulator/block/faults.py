@@ -67,9 +67,11 @@ class AtFault(Exception):
 
 
 def finite(values: Tree) -> bool:
-    """Say whether all values are finite. A finite sum says so at once; an infinite one may have overflowed."""
+    """Say whether all values are finite. Finite sums say so at once; an infinite one may have overflowed."""
     floats = [v for v in T.leaves(values) if v.is_floating_point()]
-    return all(math.isfinite(v.sum()) or bool(torch.isfinite(v).all()) for v in floats)
+    if not floats or bool(torch.stack([v.sum(dtype=torch.float64) for v in floats]).isfinite().all()):
+        return True
+    return all(bool(torch.isfinite(v).all()) for v in floats)
 
 
 def not_finite(sent: Mapping[str, Tree], client_state: Tree) -> dict[int, str]:

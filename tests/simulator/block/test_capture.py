@@ -198,3 +198,23 @@ def test_captures_stay_in_their_process():
     other = pickle.loads(pickle.dumps(captures))
     assert other.after == 7
     assert not other._kinds
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_on_a_gpu_what_is_captured_becomes_a_cuda_graph_until_memory_is_short():
+    def compute(given):
+        return {"y": given["x"] @ given["x"].mT + torch.ones(3).to(given["x"].device), "rows": 3}
+
+    blocks = [{"x": torch.arange(9.0, device="cuda").view(3, 3) + i} for i in range(9)]
+    captures = Captures(after=0)
+    for i, given in enumerate(blocks):
+        key = captures.key("kind", given)
+        result = captures.replay(key, given)
+        assert (result is None) == (i < 2)
+        if result is None:
+            captures.ran(key, compute, given, compute(given))
+        else:
+            assert torch.equal(result["y"], compute(given)["y"])
+        if i == 5:
+            assert captures.release()
+            assert not captures.release()
