@@ -177,6 +177,8 @@ def main(argv: list[str] | None = None) -> None:
     args = ask.parse_args(argv)
     torch.set_num_threads(1)
     if args.device == "cuda":
+        if args.clients or args.json:
+            ask.error("--device cuda has layers of its own, and prints a table: leave out --clients and --json")
         leave_without("cuda")
         ways = [f"{what} by {way}, ms" for what in ("outputs", "gradients by inputs") for way in ("groups", "products")]
         columns = ["layer", "clients", "precision", *ways]

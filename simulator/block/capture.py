@@ -78,7 +78,7 @@ class _Kind:
 
 
 class Captures:
-    """What a process has captured; never, where ``after`` is None.
+    """Captures of a process; none, where ``after`` is None.
 
     Those that are trusted are compiled, where that is asked for, and on a GPU become CUDA graphs, as long as memory is enough.
     """
@@ -126,8 +126,7 @@ class Captures:
         kind = self._kinds.setdefault(key, _Kind())
         self._kinds.move_to_end(key)
         kind.blocks += 1
-        many = kind.blocks * (1 if gpu_of(_distinct(T.leaves(given))[0]) is None else SOONER)
-        if not kind.refused and many > self.after and not kind.checked:
+        if not kind.refused and not kind.checked and kind.blocks * (SOONER if gpu_of(given) else 1) > self.after:
             try:
                 self._learn(kind, compute, given, result)
             except Exception as e:  # whatever it is, the ordinary way works
@@ -163,13 +162,12 @@ class Captures:
 
     def _record(self, kind: _Kind, graph: Graph, given: Tree) -> None:
         """Make a CUDA graph of a capture, if there is a GPU and it can be recorded."""
-        tensors = _distinct(T.leaves(_copied(given)))[0]
-        if not self._records or gpu_of(tensors) is None:
+        if not self._records or gpu_of(given) is None:
             return
         try:
             others = (k.recorded.forward for k in self._kinds.values() if k.recorded is not None)
             with _one_at_a_time:
-                made = Graph(CudaGraph(graph.forward, tensors, next(others, None)), graph.like)
+                made = Graph(CudaGraph(graph.forward, _distinct(T.leaves(given))[0], next(others, None)), graph.like)
             _compare(made(_copied(given)), graph(_copied(given)))
             kind.recorded = made
         except torch.OutOfMemoryError:
@@ -221,7 +219,7 @@ def captured(compute: Callable[[Tree], Tree], given: Tree) -> Graph:
             if str(node.target) in ALIASES:
                 node.replace_all_uses_with(node.args[0])
     made.graph.eliminate_dead_code(is_impure_node=lambda n: str(n.target) not in SILENT and n.target is not getitem)
-    if (device := gpu_of(_distinct(T.leaves(given))[0])) is not None:
+    if (device := gpu_of(given)) is not None:
         move(made, device)
     made.recompile()
     constants = {node.target: getattr(made, node.target) for node in made.graph.nodes if node.op == "get_attr"}

@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.tree import Tree
+
 
 class CudaGraph:
     """A captured function, recorded by the GPU at ``given``: from such tensors to what it returns, as tensors of their own.
@@ -62,9 +65,9 @@ def _refusing_to_wait() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
-def gpu_of(tensors: list[Tensor]) -> torch.device | None:
-    """Return the GPU that all tensors are on; None where they are on none, or not on one."""
-    devices = {t.device for t in tensors}
+def gpu_of(given: Tree) -> torch.device | None:
+    """Return the GPU that all tensors of a tree are on; None where they are on none, or not on one."""
+    devices = {x.device for x in T.leaves(given) if isinstance(x, Tensor)}
     return devices.pop() if len(devices) == 1 and all(d.type == "cuda" for d in devices) else None
 
 
