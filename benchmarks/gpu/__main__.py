@@ -40,6 +40,7 @@ def arguments() -> argparse.ArgumentParser:
         choices=MODES,
         help="tf32: in products and convolutions; any: with algorithms besides that give other bits each time; default: all",
     )
+    ask.add_argument("--no-capture", action="store_true", help="never replay blocks (docs/explanation/capture.md)")
     ask.add_argument("--actors", action="append", type=command.count, help="that share it, repeated; default 1, 2, 4")
     ask.add_argument("--skip-pfl", action="store_true", help="leave out pfl-research, which is installed on first use")
     ask.add_argument("--envs", type=Path, default=default_folder(), help="where it is (default %(default)s)")

@@ -42,7 +42,9 @@ def measured(
             about = {"case": case.name, "cohort": case.cohort, "actors": actors, "inner": how.inner}
             try:
                 with closing(executor(actors, args)) as running, fresh_settings():
-                    records = list(world.play(ready, running, how, args.warmup + args.rounds, args.device))
+                    records = list(
+                        world.play(ready, running, how, args.warmup + args.rounds, args.device, not args.no_capture)
+                    )
             except (RuntimeError, FedfleetError) as e:
                 yield about | {"note": why(e)}
                 continue

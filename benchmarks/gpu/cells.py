@@ -66,7 +66,7 @@ def timed(ready: World, how: How, mode: str, args: argparse.Namespace) -> tuple[
     began = time.perf_counter()
     with closing(LocalExecutor(args.threads)) as executor, fresh_settings():
         rounds = args.warmup + args.rounds
-        records = world.play(ready, executor, how, rounds, args.device, gpu=MODES[mode])
+        records = world.play(ready, executor, how, rounds, args.device, not args.no_capture, MODES[mode])
         while True:
             limit.synchronise(args.device)
             started = time.perf_counter()

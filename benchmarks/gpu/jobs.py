@@ -34,6 +34,7 @@ from fedfleet.config import rules
 from fedfleet.simulator.algorithm import Algorithm, Problem, Task
 from fedfleet.simulator.ambient import fresh_settings
 from fedfleet.simulator.block.block import Setup, phases_of
+from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.driver.probe import probe
 from fedfleet.simulator.driver.round import Conditions
 from fedfleet.simulator.driver.simulate import simulate
@@ -206,7 +207,8 @@ def measure(job: Job, mode: str, peak: float, args: argparse.Namespace) -> dict[
     problem = Problem(people.size, float(job.samples), people.num_examples)
     learned = probe(algorithm, z, problem, Setup.of(algorithm, task, people, "factored"))
     how = world.How(rules.inner(z, learned, args.device), rules.block_size(job.cohort, z, learned, args.device))
-    setup = Setup.of(algorithm, task, people, how.inner, device=args.device, gpu=MODES[mode])
+    captures = Captures(after=None) if args.no_capture else Captures()
+    setup = Setup.of(algorithm, task, people, how.inner, device=args.device, gpu=MODES[mode], captures=captures)
     conditions = Conditions(seed=0, block_size=how.block_size)
     an_update = flop(job) * job.samples * (job.options.get("epochs") or 1)
 
