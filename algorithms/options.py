@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
@@ -94,6 +94,19 @@ class ByName(Options):
     """The option that it is."""
     torchs: ClassVar[Mapping[str, Torchs]] = MappingProxyType({})
     """Classes of ``torch.optim`` that may be named instead, with their own options."""
+    used: ClassVar[Mapping[str, Sequence[str]]] = MappingProxyType({})
+    """Options that not every name has, by the names that have them."""
+
+    @classmethod
+    def _options(cls, name: str) -> list[str]:
+        """Return the options of a name."""
+        of_some = {key for keys in cls.used.values() for key in keys}
+        return [key for key in cls.model_fields if key != cls.naming and (key in cls.used[name] or key not in of_some)]
+
+    def _check_used(self) -> None:
+        """Refuse an option that is of other names. Raises ValueError."""
+        name = getattr(self, self.naming)
+        refuse_others(self, name, {*self.used[name]}, {key for keys in self.used.values() for key in keys})
 
     @model_validator(mode="before")
     @classmethod
@@ -108,6 +121,10 @@ class ByName(Options):
             if cls.torchs and isinstance(name, str) and name not in ours:
                 raise ValueError(f"{name} is unknown: choose one of {', '.join([*ours, *cls.torchs])}")
             return said
+        called = {ours: theirs for theirs, ours in known.options.items()} | dict.fromkeys(("beta1", "beta2"), "betas")
+        if lost := [key for key in said if key not in (cls.naming, "betas", *known.options, *cls.model_fields)]:
+            options = [called.get(key, key) for key in cls._options(known.name) if key not in known.fixed]
+            raise ValueError(f"{name} has no option {lost[0]} here: choose among {', '.join(dict.fromkeys(options))}")
         given = {known.options.get(key, key): value for key, value in said.items() if key != cls.naming}
         if isinstance(betas := given.pop("betas", None), list | tuple) and len(betas) == 2:
             given |= {"beta1": betas[0], "beta2": betas[1]}
@@ -127,6 +144,14 @@ class Schedule(ByName):
     """Change of the learning rate over rounds t = 0 .. T - 1, or over a client's epochs."""
 
     naming = "kind"
+    used = MappingProxyType(
+        {
+            "constant": (),
+            "power": ("exponent", "over", "floor", "by"),
+            "step": ("every", "factor", "floor", "by"),
+            "cosine": ("rounds", "floor", "by"),
+        }
+    )
     torchs = MappingProxyType(
         {
             "StepLR": Torchs("step", {"step_size": "every", "gamma": "factor"}),
@@ -154,13 +179,7 @@ class Schedule(ByName):
 
     @model_validator(mode="after")
     def _applies(self, info: ValidationInfo) -> Schedule:
-        used = {
-            "constant": set(),
-            "power": {"exponent", "over", "floor", "by"},
-            "step": {"every", "factor", "floor", "by"},
-            "cosine": {"rounds", "floor", "by"},
-        }
-        refuse_others(self, self.kind, used[self.kind], set().union(*used.values()))
+        self._check_used()
         if self.kind == "step" and self.every is None:
             raise ValueError("step needs every, the rounds after which the rate falls: give it")
         rounds = (info.context or {}).get("rounds")
@@ -200,6 +219,7 @@ class ClientOptimizer(ByName):
     torchs = MappingProxyType(
         {"SGD": Torchs("sgd"), "Adam": Torchs("adam"), "Adagrad": Torchs("adagrad", fixed={"eps": 1e-10})}
     )
+    used = MappingProxyType({"sgd": ("momentum", "nesterov"), "adam": ("beta1", "beta2", "eps"), "adagrad": ("eps",)})
     name: Literal["sgd", "adam", "adagrad"] = "sgd"
     momentum: float = Field(default=0.0, ge=0, lt=1)
     """SGD only."""
@@ -216,8 +236,7 @@ class ClientOptimizer(ByName):
 
     @model_validator(mode="after")
     def _applies(self) -> ClientOptimizer:
-        used = {"sgd": {"momentum", "nesterov"}, "adam": {"beta1", "beta2", "eps"}, "adagrad": {"eps"}}
-        refuse_others(self, self.name, used[self.name], set().union(*used.values()))
+        self._check_used()
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov looks ahead along momentum: set momentum, or leave it out")
         return self
@@ -248,6 +267,13 @@ class LocalOptimizer(ClientOptimizer):
 class ServerOptimizer(ByName):
     """What the server does with the mean update (Reddi et al. 2021): FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi."""
 
+    used = MappingProxyType(
+        {
+            "sgd": ("momentum",),
+            "adagrad": ("beta1", "eps"),
+            **dict.fromkeys(("adam", "yogi"), ("beta1", "beta2", "eps")),
+        }
+    )
     name: Literal["sgd", "adagrad", "adam", "yogi"] = "sgd"
     lr: float = Field(default=1.0, gt=0)
     """Server learning rate, eta."""
@@ -262,9 +288,7 @@ class ServerOptimizer(ByName):
 
     @model_validator(mode="after")
     def _applies(self) -> ServerOptimizer:
-        both = {"beta1", "beta2", "eps"}
-        used = {"sgd": {"momentum"}, "adagrad": {"beta1", "eps"}, "adam": both, "yogi": both}
-        refuse_others(self, self.name, used[self.name], set().union(*used.values()))
+        self._check_used()
         return self
 
     def build(self) -> Optimizer:

@@ -45,10 +45,13 @@ class Names:
     def tested_on(self, y: Tensor, classes: int, share: float) -> str:
         """Say which examples models are tested on, by their labels (n, ...), and which of so many classes they have none of.
 
-        They are this ``share`` of all, which is told where whole clients are held out: those have more examples, or fewer.
+        They are this ``share`` of all, which is told where whole clients are held out, beside the share of clients, which is what
+        was asked for: those have more examples than others, or fewer.
         """
         told = " ".join(filter(None, [f"{len(y):,} examples", self.whose()]))
-        told += f", {share:.0%} of all examples" if self.held_out else ""
+        if self.held_out:
+            clients = len(self.held_out) / (len(self.held_out) + len(self.clients))
+            told += f", {share:.0%} of all examples and {clients:.0%} of all clients"
         counted = y[y >= 0] if classes and y.dim() == 1 and not y.is_floating_point() else None
         if counted is not None and len(lacking := (counted.bincount(minlength=classes) == 0).nonzero().flatten()):
             called = [self.classes[i] if self.classes else str(i) for i in lacking.tolist()]

@@ -50,6 +50,16 @@ def test_what_has_no_counterpart_is_refused(given):
     assert ClientOptimizer.model_validate("Adam") == ClientOptimizer.model_validate("adam")
 
 
+def test_an_option_that_torchs_class_has_not_is_refused_with_those_that_it_has():
+    for of, given, options in [
+        (Schedule, {"kind": "StepLR", "stepsize": 5}, "step_size, gamma, floor, by"),
+        (Schedule, {"kind": "ExponentialLR", "last_epoch": 5}, "gamma, floor, by"),
+        (ClientOptimizer, {"name": "Adam", "amsgrad": True}, "weight_decay, clip_norm, betas, eps"),
+    ]:
+        with pytest.raises(ValidationError, match=f"has no option .* here: choose among {options} "):
+            of.model_validate(given)
+
+
 @pytest.mark.parametrize(("of", "given", "known"), [
     (ClientOptimizer, "AdamW", "sgd, adam, adagrad, SGD, Adam, Adagrad"),
     (Schedule, {"kind": "OneCycleLR", "max_lr": 0.1}, "constant, power, step, cosine, StepLR, "),

@@ -333,4 +333,4 @@ def run(
     try:
         write(done, out)
     except OSError as e:
-        raise FedfleetError(f"{out}: cannot be written ({one_line(e)}): give another --out") from None
+        raise FedfleetError(f"{out}: cannot be written ({one_line(e)}): give another folder") from None

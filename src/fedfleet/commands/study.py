@@ -21,7 +21,6 @@ from fedfleet.config.executor import IN_PROCESS
 from fedfleet.config.population import Data
 from fedfleet.config.reading import override, read
 from fedfleet.config.schema import Config
-from fedfleet.datasets.names import some
 from fedfleet.experiments import campaign, sweep
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.progress import Progress, time_left
@@ -136,11 +135,10 @@ def prepare(study: Study, progress: Progress, check: Callable[[Experiment], None
         progress.say(line)
     data: dict[str, Data] = {}
     resolved: dict[str, dict[str, Any]] = {}
-    told: dict[str, dict[str, None]] = {}
+    advice: list[tuple[str, list[str]]] = []
     for trial in sweep.to_check(study.trials):
         experiment = campaign.prepare(trial, data)
-        for line in experiment.advice():
-            told.setdefault(line, {})[trial.name] = None
+        advice.append((trial.name, experiment.advice()))
         names = experiment.metric_names()
         if study.target is not None and study.target.metric not in names:
             raise ConfigError(unknown("--target", study.target.metric, names))
@@ -148,9 +146,8 @@ def prepare(study: Study, progress: Progress, check: Callable[[Experiment], None
             check(experiment)
         resolved[trial.place] = experiment.config.model_dump(mode="json")
     first = {trial.name: resolved[trial.place] for trial in sweep.distinct(study.trials)}
-    for line, trials in told.items():
-        whose = "" if len(trials) == len(first) else f"{some([*trials])}: "
-        progress.say(f"{whose}{line}")
+    for line in campaign.advised(advice):
+        progress.say(line)
     return Prepared(
         study, tuple({**resolved.get(t.place, first[t.name]), "seed": t.config.seed} for t in study.trials), data
     )
@@ -202,7 +199,7 @@ def _finished(run: Path, wanted: Mapping[str, Any]) -> bool:
             old = without(C.recorded(run / "config.yaml"), aside)
     for key, was, now in differences(old, new):
         raise ConfigError(
-            f"{key}={show(now)}: the finished trial {run} has {show(was)}: choose another --out, or remove that folder"
+            f"{key}={show(now)}: the finished trial {run} has {show(was)}: choose another folder, or remove that folder"
         )
     return True
 

@@ -59,18 +59,18 @@ def check_free(folder: Path) -> None:
         if "\0" in str(folder):
             raise ValueError("the character NUL")
         if folder.exists() and not folder.is_dir():
-            raise ConfigError(f"--out {folder}: it is a file: give a folder that is new or empty")
+            raise ConfigError(f"{folder}: it is a file: give a folder that is new or empty")
         if folder.exists() and any(folder.iterdir()):
             raise ConfigError(
-                f"--out {folder}: it exists and is not empty: choose another folder, or remove it first{_resume(folder)}"
+                f"{folder}: it exists and is not empty: choose another folder, or remove it first{_resume(folder)}"
             )
         above = next(p for p in (folder, *folder.absolute().parents) if p.exists())
         if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-            raise ConfigError(f"--out {folder}: {above} is not a folder you may write to: choose another folder")
+            raise ConfigError(f"{folder}: {above} is not a folder you may write to: choose another folder")
     except (OSError, ValueError) as e:
         if isinstance(e, ConfigError):
             raise
-        raise ConfigError(f"--out {folder}: cannot be used ({one_line(e)}): choose another folder") from None
+        raise ConfigError(f"{folder}: cannot be used ({one_line(e)}): choose another folder") from None
 
 
 def check_there(folder: Path, *names: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +14,7 @@ from fedfleet.assembly.user_parts import check_same, parts
 from fedfleet.config.population import Data, data_key, load_data
 from fedfleet.config.schema import Config, load
 from fedfleet.config.trust import dumped
+from fedfleet.datasets.names import some
 from fedfleet.experiments.child import child
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.progress import Progress
@@ -77,9 +78,8 @@ def run(config: Config, out: Path, progress: Progress, jobs: int = 1, *, report:
         runs, failures = [prepare(plan[0], loaded).run(out, progress)], []
     else:
         progress.wait(f"checking {len(plan)} runs")
-        for trial in to_check(plan):
-            prepare(trial, loaded)
-        for line in left_out(plan):
+        checked = [(trial.name, prepare(trial, loaded).advice()) for trial in to_check(plan)]
+        for line in [*left_out(plan), *(advised(checked) if jobs > 1 else [])]:  # one at a time, each run tells it
             progress.say(line)
         _note(config, claim(out))
         done = _in_processes(plan, out, progress, jobs) if jobs > 1 else _in_turn(plan, out, [progress], loaded)
@@ -88,6 +88,17 @@ def run(config: Config, out: Path, progress: Progress, jobs: int = 1, *, report:
     if [run.folder for run in runs] == [out]:
         _say(out, progress)
     return _reported(runs, failures, out, progress.result, report=report)
+
+
+def advised(checked: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
+    """Return every line of the advice on runs, by their names, once: before it the runs that it is for, unless it is for all."""
+    names: dict[str, None] = {}
+    told: dict[str, dict[str, None]] = {}
+    for name, lines in checked:
+        names[name] = None
+        for line in lines:
+            told.setdefault(line, {})[name] = None
+    return [line if len(whose) == len(names) else f"{some([*whose])}: {line}" for line, whose in told.items()]
 
 
 def resume(

@@ -43,7 +43,7 @@ def claim(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        raise ConfigError(f"--out {folder}: cannot be made ({e.strerror}): choose another folder") from None
+        raise ConfigError(f"{folder}: cannot be made ({e.strerror}): choose another folder") from None
     return folder
 
 

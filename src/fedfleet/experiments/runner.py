@@ -114,6 +114,8 @@ class Runner:
         status, error = "failed", None
         try:
             self.told.say(f"starting: {describe(self.x)}")
+            if self.x.names.held_out:
+                self.told.say(f"tested on {self.x.examples['tested_on']}")
             self.scorer = self.x.prepare(self.told.say)
             setup = self.x.setup()
             setup.gpu.take(setup.device)  # the server's own work
@@ -407,11 +409,10 @@ class Runner:
 
 
 def describe(x: Prepared) -> str:
-    """Say in one line what is run, and on what; of whole clients that are held out, how much that is."""
-    tested = f"; tested on {x.examples['tested_on']}" if x.names.held_out else ""
+    """Say in one line what is run, and on what."""
     return (
         f"{x.label}: {x.config.task.name} on {x.config.population.dataset.name}, {x.problem.clients:,} clients, "
-        f"{T.count(x.z):,} parameters, {HOW[x.config.executor.inner]} {where(x)}{tested}"
+        f"{T.count(x.z):,} parameters, {HOW[x.config.executor.inner]} {where(x)}"
     )
 
 

@@ -23,7 +23,7 @@ from fedfleet.report import vector
 from fedfleet.report.curves import Curve, Strand, bundles
 from fedfleet.report.picture import Picture
 from fedfleet.report.tables import Run, told_in
-from fedfleet.report.words import quantity
+from fedfleet.report.words import quantity, shortened
 
 Groups = Mapping[str, Sequence[Run]]
 
@@ -133,7 +133,7 @@ def legend(figure: Figure, groups: Groups, notes: Mapping[str, str] | None = Non
     looks: list[Any] = [look(groups, label) for label in groups]
     handles = [Line2D([], [], color=color, linestyle=dash) for color, dash in looks]
     notes = notes or {}
-    labels = [plain(label) + (f" ({notes[label]})" if label in notes else "") for label in groups]
+    labels = [name + (f" ({notes[label]})" if label in notes else "") for label, name in plain_names(groups).items()]
     widths = [0.5 + 0.068 * len(label) for label in labels]  # inches, roughly: one row if it fits, else columns that do
     fitting = len(labels) if sum(widths) < figure.get_figwidth() else int(figure.get_figwidth() / max(widths))
     columns = max(1, fitting)
@@ -164,9 +164,18 @@ def band_note(groups: Groups) -> str:
     )
 
 
-def plain(text: str) -> str:
-    """Text for matplotlib: no mathematics, no leading underscore (a legend would hide it), not too long."""
-    text = text if len(text) <= 48 else text[:47] + "…"
+def plain_names(groups: Iterable[str]) -> dict[str, str]:
+    """Labels as texts for matplotlib: whole where they would be cut alike."""
+    labels = [*groups]
+    cut = [plain(label) for label in labels]
+    return dict(
+        zip(labels, cut if len({*cut}) == len(cut) else [plain(label, len(label)) for label in labels], strict=True)
+    )
+
+
+def plain(text: str, most: int = 48) -> str:
+    """Text for matplotlib: no mathematics, no leading underscore (a legend would hide it), at most so many characters."""
+    text = shortened(text, most)
     return text.replace("$", r"\$").replace("_", "\u200a_", 1) if text.startswith("_") else text.replace("$", r"\$")
 
 

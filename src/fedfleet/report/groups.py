@@ -9,6 +9,7 @@ from typing import Any
 
 from fedfleet.files.documents import leaves
 from fedfleet.report.tables import Run
+from fedfleet.report.words import shortened
 
 APART = (
     "seed",
@@ -79,8 +80,7 @@ def _told(key: str, value: Any) -> str:
     if key.endswith(UNKNOWN):
         return f"not recorded: {str(value).partition(' in ')[0] if value else 'nothing'}"
     text = value if isinstance(value, str) else json.dumps(value, default=str)
-    short = text if len(text) <= VALUE else f"{text[: VALUE - 1]}…"
-    return f"{key.replace('.own.options.', '.').replace('.own.', '.')}={short}"
+    return f"{key.replace('.own.options.', '.').replace('.own.', '.')}={shortened(text, VALUE)}"
 
 
 def versions(environments: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from fedfleet.report.groups import identity
 from fedfleet.report.sheet import Grid
 from fedfleet.report.tables import Run
-from fedfleet.report.words import MISSING
+from fedfleet.report.words import MISSING, shortened
 
 FIRST = (
     *("algorithm.name", "algorithm.lr", "algorithm.dual_lr", "algorithm.server_lr", "algorithm.batch_size"),
@@ -95,7 +95,7 @@ def _value(value: Any) -> str:
     if value is None:
         return MISSING
     text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-    return text if len(text) <= CELL else f"{text[: CELL - 1]}…"
+    return shortened(text, CELL)
 
 
 def _place(key: str) -> tuple[int, bool]:

@@ -49,6 +49,11 @@ def share(value: float) -> str:
     return f"{min(100 * value, 99.9) if value < 1 else 100:.3g} %"
 
 
+def shortened(text: str, most: int) -> str:
+    """A text of at most so many characters, cut in its middle: names of the runs of a grid begin alike."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}"
+
+
 def joined(words: Sequence[str]) -> str:
     """'a', 'a and b', 'a, b and c'."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))

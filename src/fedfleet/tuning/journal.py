@@ -30,7 +30,7 @@ class Journal:
             except (KeyError, IndexError, TypeError, ValueError) as e:
                 raise ConfigError(
                     f"{self._path}: line {number} is damaged, or does not follow from what is above ({one_line(e)}): bring back "
-                    f"the file, or choose another --out"
+                    f"the file, or choose another folder"
                 ) from None
         if cut:
             write_text(self._path, "".join(json.dumps(line) + "\n" for line in lines))

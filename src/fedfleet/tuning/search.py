@@ -202,7 +202,7 @@ def _check_same(search: Search, out: Path) -> None:
     there = C.load(out / MARK, trust=True)  # it is compared, and nothing of it is called
     aside = WHERE if search.given.scheduler == "sha" else (*WHERE, "tune.trials")
     for key, was, now in differences(*(without(c.model_dump(mode="json"), aside) for c in (there, search.config))):
-        raise ConfigError(f"{key}={show(now)}: the search in {out} has {show(was)}: choose another --out")
+        raise ConfigError(f"{key}={show(now)}: the search in {out} has {show(was)}: choose another folder")
     if there.tune is not None and (there.tune.trials or 0) > search.wanted:
         raise ConfigError(f"tune.trials={search.wanted}: the search in {out} has {there.tune.trials}: give more")
 

@@ -119,12 +119,12 @@ def _check_all_there(searches: Searches, out: Path) -> None:
     if not _several(before):
         key = "compare" if searches.config.compare is not None else "vary"
         value = getattr(searches.config, key)
-        raise ConfigError(f"{key}={show(value)}: the search in {out} has none: choose another --out")
+        raise ConfigError(f"{key}={show(value)}: the search in {out} has none: choose another folder")
     now = {cell.point.place for cell in searches.cells}
     for point in grids.points(before):
         if point.place not in now:
             raise ConfigError(
-                f"compare or vary: {point.name!r} is searched in {out}, too: ask for all of them and more, or choose another --out"
+                f"compare or vary: {point.name!r} is searched in {out}, too: ask for all of them and more, or choose another folder"
             )
 
 

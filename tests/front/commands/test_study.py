@@ -273,7 +273,7 @@ def test_a_trial_cut_by_max_seconds_is_finished_for_that_time_alone(done, tmp_pa
 
 
 def test_a_finished_trial_of_another_configuration_is_not_thrown_away(done):
-    with pytest.raises(fedfleet.ConfigError, match=r"rounds=5: the finished trial .* has 4: choose another --out"):
+    with pytest.raises(fedfleet.ConfigError, match=r"rounds=5: the finished trial .* has 4: choose another folder"):
         run(done, overrides={"rounds": 5})
     prepared = study.prepare(study.plan(load(TINY, {"executor.actors": 1}), VARY, 2), SILENT)
     assert all(study.finished(prepared, done)), "actors decide no bit of the result"
