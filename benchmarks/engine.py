@@ -44,7 +44,7 @@ def choose(ready: World, inner: str, block_size: int | None) -> How:
 
 def measure(case: Case, args: argparse.Namespace) -> dict[str, Any]:
     """Run a case and return the result as plain data."""
-    ready = world.build(case)
+    ready = world.build(case, falling=args.falling)
     how = choose(ready, args.inner, args.block_size)
     with closing(executor(args.executor, args.actors, args.threads)) as running:
         records = list(world.play(ready, running, how, case.warmup + case.rounds, capture=not args.no_capture))
@@ -60,6 +60,7 @@ def main(argv: list[str] | None = None) -> None:
     command.add_engine(ask)
     ask.add_argument("--cohort", type=command.count, help="clients a round, instead of the case's")
     ask.add_argument("--no-capture", action="store_true", help="never replay blocks (docs/explanation/capture.md)")
+    ask.add_argument("--falling", action="store_true", help="learning rates fall each round")
     ask.add_argument("--overhead", action="store_true", help="also time phases in which clients do nothing")
     args = ask.parse_args(argv)
     chosen = [

@@ -81,10 +81,11 @@ def task(case: Case) -> Task:
     return Classification(ModelOptions(model=case.model, hidden=(200, 200)), shape)
 
 
-def algorithm(case: Case, of: Task) -> Algorithm:
-    """Return the algorithm of a case."""
+def algorithm(case: Case, of: Task, falling: bool = False) -> Algorithm:
+    """Return the algorithm of a case, with learning rates that fall each round if asked."""
     entry = ALGORITHMS[case.algorithm]
-    given = {"steps": case.steps, "batch_size": case.batch, "lr": case.lr}
+    given: dict[str, Any] = {"steps": case.steps, "batch_size": case.batch, "lr": case.lr}
+    given |= {"lr_schedule": {"kind": "ExponentialLR", "gamma": 0.9999}} if falling else {}
     return entry.build(entry.options(**given, **EXTRA.get(case.algorithm, {})), of, CohortOptions(size=case.cohort))
 
 
@@ -109,10 +110,10 @@ def enlarged(population: InMemoryPopulation, clients: int) -> InMemoryPopulation
     return InMemoryPopulation(population.data, rows[owner].flatten(), offsets, population.domain[owner])
 
 
-def build(case: Case, clients: Population | None = None) -> World:
-    """Return a case made ready."""
+def build(case: Case, clients: Population | None = None, falling: bool = False) -> World:
+    """Return a case made ready, with learning rates that fall each round if asked."""
     of = task(case)
-    return World(case, of, algorithm(case, of), population(case) if clients is None else clients)
+    return World(case, of, algorithm(case, of, falling), population(case) if clients is None else clients)
 
 
 def setup(world: World, inner: str, device: str = "cpu", capture: bool = True, gpu: Gpu = EXACT) -> Setup:

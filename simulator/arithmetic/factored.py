@@ -228,7 +228,7 @@ def _is_number(x: Any) -> bool:
 
 def _as_leaf(s: Any, leaf: Factored) -> Number:
     """Return a number in a type at least as fine as the leaf's: a float and a float32 make a float32, whatever they multiply."""
-    return s.to(torch.promote_types(s.dtype, leaf.dtype)) if isinstance(s, Tensor) else float(s)
+    return s.to(torch.promote_types(s.dtype, leaf.dtype)) if isinstance(s, Tensor) else s * 1.0
 
 
 def _terms(x: Any, ledger: Ledger) -> dict[Term, Number] | None:

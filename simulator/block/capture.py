@@ -2,9 +2,12 @@
 
 Blocks that agree in phase, shapes and plain numbers do the same operations on other tensors. Once a process has run a kind
 often enough, its operations are captured with ``torch.fx``; from then on they are replayed, the same kernels on the same shapes,
-hence with the same bits. A capture is used once it has given exactly what the ordinary way gives: on the block it was made from,
-on that block with all its numbers altered, several times, so that a number taken for a constant shows, and on the next block.
-What depends on the values of tensors in another way than by tensor operations is not captured.
+hence with the same bits. Where numbers differ from block to block, as falling rates do, blocks that agree in the rest are a
+family, whose capture computes its numbers anew (``numbers.py``).
+
+A capture is used once it has given exactly what the ordinary way gives: on the block it was made from, on that block with all its
+numbers altered, several times, so that a number taken for a constant shows, and on the next block. What depends on the values of
+tensors in another way than by tensor operations is not captured.
 """
 
 from __future__ import annotations
@@ -13,12 +16,12 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import getitem
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +30,7 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.compiled import compiled
 from fedfleet.simulator.block.cuda_graph import CudaGraph, gpu_of, move
+from fedfleet.simulator.block.numbers import Otherwise, Recipe, free, odd
 
 AFTER = 100
 """Blocks of a kind before it is captured, which costs the time of 14 to 66 blocks and saves up to two fifths of each later one."""
@@ -57,14 +61,19 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Graph:
-    """A captured computation: from the distinct tensors of ``given`` to those of what it returns, shaped ``like`` this."""
+    """A captured computation: from the distinct tensors of ``given``, and numbers that a ``recipe`` makes of its numbers, to the
+    tensors of what it returns, shaped ``like`` this.
+    """
 
     forward: Callable[..., list[Tensor]]
     like: Tree
+    recipe: Recipe | None = None
 
     def __call__(self, given: Tree) -> Tree:
-        """Compute."""
-        result = iter(self.forward(*_distinct(T.leaves(given))[0]))
+        """Compute. Raises Otherwise where the numbers would take another way."""
+        leaves = T.leaves(given)
+        numbers = [] if self.recipe is None else self.recipe([x for x in leaves if free(x)])
+        result = iter(self.forward(*_distinct(leaves)[0], *numbers))
         return T.map(lambda x: next(result) if x is TENSOR else x, self.like)
 
 
@@ -75,6 +84,13 @@ class _Kind:
     recorded: Graph | None = None
     checked: bool = False
     refused: bool = False
+
+
+class Key(NamedTuple):
+    """A block's kind, and its family, whose blocks may have other numbers; None where it has no such numbers."""
+
+    kind: Hashable
+    family: Hashable
 
 
 class Captures:
@@ -97,43 +113,60 @@ class Captures:
         """The kinds that are replayed."""
         return sum(kind.checked for kind in self._kinds.values())
 
-    def key(self, kind: Hashable, given: Tree) -> Hashable:
+    def key(self, kind: Hashable, given: Tree) -> Key | None:
         """Return what a block of a ``kind`` is remembered by; None where blocks like it cannot be captured."""
         if self.after is None:
             return None
         leaves = T.leaves(given)
         if not all(isinstance(x, Tensor | int | float | str) for x in leaves):
             return None
-        return kind, T.structure(given), tuple(map(_shape, leaves)), _distinct(leaves)[1]
+        shapes = tuple(map(_shape, leaves))
+        rest = kind, T.structure(given), _distinct(leaves)[1]
+        loose = tuple((float, x > 0) if free(x) else shape for x, shape in zip(leaves, shapes, strict=True))
+        return Key((*rest, shapes), None if loose == shapes else (*rest, loose))
 
-    def replay(self, key: Hashable, given: Tree) -> Tree | None:
+    def replay(self, key: Key | None, given: Tree) -> Tree | None:
         """Return what a captured computation returns; None where there is none, or where it fails: the ordinary way says why."""
-        kind = None if key is None else self._kinds.get(key)
-        if kind is None or kind.graph is None or not kind.checked:
-            return None
-        self._kinds.move_to_end(key)
-        try:
-            return (kind.recorded or kind.graph)(given)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:
-            return None
+        for each in () if key is None else key:
+            kind = self._kinds.get(each)
+            if kind is None or kind.graph is None or not kind.checked:
+                continue
+            self._kinds.move_to_end(each)
+            try:
+                return (kind.recorded or kind.graph)(given)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:
+                return None
+        return None
 
-    def ran(self, key: Hashable, compute: Callable[[Tree], Tree], given: Tree, result: Tree) -> None:
-        """Take note that a block was computed in the ordinary way, and capture or check its kind where that is due."""
+    def ran(self, key: Key | None, compute: Callable[[Tree], Tree], given: Tree, result: Tree) -> None:
+        """Take note that a block was computed in the ordinary way, and capture or check its kind, or its family, if that is due."""
         if key is None or self.after is None:
             return
+        kind, family = (None if each is None else self._counted(each) for each in key)
+        assert kind is not None
+        due = [k for k in (kind, family) if k is not None and self._due(k, given)]
+        if due and (
+            due[0] is kind or due[0].blocks >= 2 * kind.blocks
+        ):  # else most blocks of the family are of this kind
+            try:
+                self._learn(due[0], compute, given, result, due[0] is family)
+            except Exception as e:  # whatever it is, the ordinary way works
+                log.info("not captured: %s", e)
+                due[0].refused, due[0].graph = True, None
+        while len(self._kinds) > KINDS:
+            self._kinds.popitem(last=False)
+
+    def _counted(self, key: Hashable) -> _Kind:
         kind = self._kinds.setdefault(key, _Kind())
         self._kinds.move_to_end(key)
         kind.blocks += 1
-        if not kind.refused and not kind.checked and kind.blocks * (SOONER if gpu_of(given) else 1) > self.after:
-            try:
-                self._learn(kind, compute, given, result)
-            except Exception as e:  # whatever it is, the ordinary way works
-                log.info("not captured: %s", e)
-                kind.refused, kind.graph = True, None
-        if len(self._kinds) > KINDS:
-            self._kinds.popitem(last=False)
+        return kind
+
+    def _due(self, kind: _Kind, given: Tree) -> bool:
+        assert self.after is not None
+        return not kind.refused and not kind.checked and kind.blocks * (SOONER if gpu_of(given) else 1) > self.after
 
     def release(self) -> bool:
         """Give the memory of CUDA graphs back, and record no more; return whether there were any."""
@@ -142,20 +175,22 @@ class Captures:
             kind.recorded = None
         return bool(mine)
 
-    def _learn(self, kind: _Kind, compute: Callable[[Tree], Tree], given: Tree, result: Tree) -> None:
+    def _learn(self, kind: _Kind, compute: Callable[[Tree], Tree], given: Tree, result: Tree, of_family: bool) -> None:
         if kind.graph is not None:
             _compare(kind.graph(_copied(given)), result)
-            if self.compiles:
-                kind.graph = _compiled(kind.graph, given)
-            self._record(kind, kind.graph, given)
+            if not of_family:  # whose numbers a compiled capture or a CUDA graph would keep
+                kind.graph = _compiled(kind.graph, given) if self.compiles else kind.graph
+                self._record(kind, kind.graph, given)
             kind.checked = True
             return
         with _one_at_a_time:
-            kind.graph = captured(compute, _copied(given))
+            recipe = Recipe([x for x in T.leaves(given) if free(x)]) if of_family else None
+            kind.graph = captured(compute, _copied(given), recipe)
         _compare(kind.graph(_copied(given)), result)
         for time in range(ALTERED):
-            other = _altered(given, time)
-            _compare(kind.graph(_copied(other)), compute(other))
+            other = _altered(given, time, of_family)
+            with suppress(Otherwise):
+                _compare(kind.graph(_copied(other)), compute(other))
         with_graph = [key for key, kind in self._kinds.items() if kind.graph is not None]
         for key in with_graph[:-GRAPHS]:
             del self._kinds[key]
@@ -196,11 +231,13 @@ class NotCapturable(Exception):
     """A computation depends on values that a list of operations does not know."""
 
 
-def captured(compute: Callable[[Tree], Tree], given: Tree) -> Graph:
-    """Capture ``compute``, at ``given``. Raises NotCapturable, or what torch raises."""
+def captured(compute: Callable[[Tree], Tree], given: Tree, recipe: Recipe | None = None) -> Graph:
+    """Capture ``compute``, at ``given``; with a recipe for other numbers, too. Raises NotCapturable, or what torch raises."""
     from torch.fx.experimental.proxy_tensor import make_fx  # importing it takes a second
 
     like: Tree = None
+    if recipe is not None:
+        given = _numbered(given, recipe.given)
 
     def flat(*replaced: Tensor) -> list[Tensor]:
         nonlocal like
@@ -219,12 +256,16 @@ def captured(compute: Callable[[Tree], Tree], given: Tree) -> Graph:
             if str(node.target) in ALIASES:
                 node.replace_all_uses_with(node.args[0])
     made.graph.eliminate_dead_code(is_impure_node=lambda n: str(n.target) not in SILENT and n.target is not getitem)
+    if recipe is not None:
+        if any(map(recipe.knows, T.leaves(like))):
+            raise NotCapturable("it returns a number that may be another one")
+        recipe.put_into(made)
     if (device := gpu_of(given)) is not None:
         move(made, device)
     made.recompile()
     constants = {node.target: getattr(made, node.target) for node in made.graph.nodes if node.op == "get_attr"}
     # The function alone, since the graph takes far more memory.
-    return Graph(partial(type(made).forward, SimpleNamespace(**constants)), like)
+    return Graph(partial(type(made).forward, SimpleNamespace(**constants)), like, recipe)
 
 
 def _distinct(leaves: list[Any]) -> tuple[list[Tensor], tuple[int | None, ...]]:
@@ -249,13 +290,19 @@ def _with(given: Tree, tensors: Sequence[Tensor]) -> Tree:
     return T.unflatten(given, [x if at is None else tensors[at] for x, at in zip(leaves, places, strict=True)])
 
 
+def _numbered(given: Tree, numbers: Sequence[float]) -> Tree:
+    """Return ``given`` with others for its numbers."""
+    others = iter(numbers)
+    return T.unflatten(given, [next(others) if free(x) else x for x in T.leaves(given)])
+
+
 def _copied(given: Tree) -> Tree:
     """Return copies of all tensors, so that client code that writes into them does no harm."""
     return _replaced(given, lambda t: t)
 
 
-def _altered(given: Tree, time: int) -> Tree:
-    """Return copies with other numbers in every tensor of floats, in one way at a ``time``."""
+def _altered(given: Tree, time: int, numbers: bool) -> Tree:
+    """Return copies with other numbers in every tensor of floats, in one way at a ``time``, and other plain numbers if asked."""
 
     def other(t: Tensor) -> Tensor:
         if not t.is_floating_point():
@@ -263,6 +310,8 @@ def _altered(given: Tree, time: int) -> Tree:
         waves = torch.arange(t.numel(), device=t.device).add(time + 1).mul(0.7 + time).sin().to(t.dtype)
         return (t * (1.0 + 0.25 * waves.view(t.shape)) + 0.01 * (time + 1)).to(t.dtype)
 
+    if numbers:
+        given = _numbered(given, [odd(x, time + 1 + i) for i, x in enumerate(filter(free, T.leaves(given)))])
     return _replaced(given, other)
 
 

@@ -59,6 +59,8 @@ class How:
     seed: int = 0
     block_size: int = 4
     captured: bool = False
+    falls: bool = False
+    """Rates fall in an even world too, a little each round, which has one block in each phase."""
     device: str = "cpu"
     resumed: bool = False
     by_hand: bool = False
@@ -132,6 +134,7 @@ def algorithm(name: str, where: World, how: How, t: int = 0) -> Algorithm:
     if how.even:
         few = {"steps": min(2, options.get("steps", 2)), "decay": 0.0}
         options |= {key: value for key, value in few.items() if key in options}
+        options |= {"lr_schedule": Schedule(kind="step", every=1, factor=0.97)} if how.falls else {}
     elif how.by_hand:
         known = ALGORITHMS[kind].options(**options)
         options |= {key: getattr(known, key) * FALLING.at(t) for key in RATES if getattr(known, key, None) is not None}
@@ -153,6 +156,8 @@ def rounds(name: str, how: How) -> int:
         return 8
     if how.seed:
         return 1
+    if how.falls:
+        return 5
     if how.even:
         return 5 if name in INVITE else 2
     return 2 if how.model else 3

@@ -146,6 +146,16 @@ def test_a_captured_run_is_the_ordinary_one(name):
 
 
 @pytest.mark.parametrize(
+    "name", slow_but((*FOLDED, "fedprox", "ditto", "coda_plus", "fedprox_sgda"), "fedavg", "cdma_ada")
+)
+def test_a_run_whose_rates_fall_is_captured_as_one_family(name):
+    how = replace(EVEN, falls=True, block_size=12)
+    captured = history(name, replace(how, captured=True))
+    check_equal(history(name, how), captured)
+    assert captured.captures > 0 or name == "qffl"  # whose rate times its inverse is not always 1
+
+
+@pytest.mark.parametrize(
     ("name", "model"),
     slow_but([(name, model) for model, names in NETS.items() for name in names], *OTHER_NETS),
 )
