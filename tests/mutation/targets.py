@@ -140,6 +140,7 @@ _HELD: dict[str, list[str]] = {
     "middleware/compression/codecs/sparse.py": SENT[:1],
     "middleware/compression/codecs/vectors.py": SENT,
     "src/fedfleet/inversion/differentiable_client.py": INVERTED[:1],
+    "simulator/block/numbers.py": ["tests/simulator/block/test_numbers.py"],
     "simulator/block/uplink.py": SENT,
     "simulator/block/update_attack.py": ATTACKS[:1],
     "simulator/block/secure_sum.py": SECURED[:1],
@@ -177,8 +178,10 @@ _HELD: dict[str, list[str]] = {
     "simulator/fleet/selection.py": [f"{F}selection.py"],
 }
 
+BESIDES = {"tasks/": f"{T}objectives.py", "algorithms/": f"{A}what_phases_say.py"}
+
 TARGETS = {
-    file: [OPTIONS, *([f"{T}objectives.py"] if file.startswith("tasks/") else []), *tests]
+    file: [OPTIONS, *(also for where, also in BESIDES.items() if file.startswith(where)), *tests]
     if file.startswith(("algorithms/", "tasks/", "middleware/compression/codecs/", "middleware/attacks/kinds/"))
     else tests
     for file, tests in _HELD.items()

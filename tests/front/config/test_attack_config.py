@@ -26,6 +26,7 @@ def test_nobody_attacks_if_nothing_is_said():
     assert found.model_dump(mode="json")["attack"] == {"kind": "sign_flip", "share": 0.2, "clients": None, "scale": 1.0}
     assert load(found.model_dump(mode="json")) == found
     assert load(found.model_dump(), ["attack=none"]).attack.kind == "none"
+    assert load({}, {"attack": {"kind": "sign_flip", "clients": [0, 3]}}).attack.clients == (0, 3)
 
 
 HIDDEN = {"clip_norm": 1.0, "delta": 1e-3, "noise_multiplier": 1.0}

@@ -75,5 +75,14 @@ def test_the_mean_is_the_vector_and_the_error_within_the_bound(
     assert float(errors.mean()) <= bound + far(bound * most, most) + 1e-12 * whole
 
 
+def test_what_a_codec_says_of_its_error_is_the_bound():
+    for bounded in (random_k, qsgd, uniform, rotated):
+        for x, n in ((torch.ones(4), 4), (torch.ones(64), 2)):
+            names, share = bounded(x, n)
+            turned = bounded is rotated  # whose other bound is smaller for few numbers
+            said = made(*names)[-1].error(len(x), turned=turned)
+            assert said == (min(share, uniform(x, n)[1]) if turned else share)
+
+
 def far(variance: float, most: float) -> float:
     return math.sqrt(28 * variance / DRAWS) + 14 * most / (3 * DRAWS)

@@ -29,6 +29,7 @@ def test_what_is_computed_of_falling_rates_is_replayed(subtests):
         "two numbers": lambda g: g["x"] * (g["lr"] * g["mu"]) + g["mu"],
         "alpha": lambda g: torch.add(g["x"], g["x"], alpha=-g["lr"]),
         "a tensor of them": lambda g: g["x"] * torch.tensor([g["lr"], 1.0, 2 * g["lr"], 0.0]),
+        "whole numbers, then a tensor of them": lambda g: g["x"] * torch.tensor([1, 2, 3, 4]) + torch.tensor(g["lr"]),
         "full": lambda g: g["x"] + torch.full((3, 1), g["lr"]),
         "a bound": lambda g: g["x"].clamp(max=g["lr"]),
         "an exponent": lambda g: g["x"].abs() ** g["lr"],
@@ -41,6 +42,12 @@ def test_what_is_computed_of_falling_rates_is_replayed(subtests):
         for dtype in (torch.float32, torch.float64):
             with subtests.test(name, dtype=dtype):
                 assert check(lambda g, of=of: {"y": of(g)}, falling(dtype=dtype)) == 7
+
+
+def test_beside_it_any_number_may_stand():
+    for mu in (0.0, 1.0, -1.0, 0.25, math.inf):
+        computed = lambda g: {"y": g["x"] * (1.0 + g["mu"]) + g["lr"] * (0.0 if g["mu"] == 0.0 else g["mu"])}  # noqa: E731
+        assert check(computed, falling(mu=mu)) == 7
 
 
 def test_what_hides_a_rate_is_not_replayed(subtests):

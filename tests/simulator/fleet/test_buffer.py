@@ -100,6 +100,12 @@ def test_a_discarded_fill_leaves_no_trace():
     assert first.used == again.used
 
 
+def test_a_buffer_that_nobody_can_fill_waits_as_often_as_it_tries():
+    flights = Flights()
+    ended = fill(server(clients=20, concurrency=8, availability=Bernoulli(0.0)), flights, 4, 2.0)
+    assert (ended.used, ended.responses.duration_s) == ([], 10 * 1.0)  # ten tries, a second each
+
+
 def test_a_server_that_steps_by_time_uses_what_has_come_in_it():
     """Nobody is at work twice, all have their turn, and who has no place, is offline or fails is not heard."""
     flights, launched, seen, outcomes = Flights(), 0, set(), set()
