@@ -46,7 +46,7 @@ def test_what_is_computed_of_falling_rates_is_replayed(subtests):
 
 def test_beside_it_any_number_may_stand():
     for mu in (0.0, 1.0, -1.0, 0.25, math.inf):
-        computed = lambda g: {"y": g["x"] * (1.0 + g["mu"]) + g["lr"] * (0.0 if g["mu"] == 0.0 else g["mu"])}  # noqa: E731
+        computed = lambda g: {"y": (g["x"] * g["lr"]).clamp(max=g["mu"]) + (1.0 if g["mu"] == 0.0 else 2.0)}  # noqa: E731
         assert check(computed, falling(mu=mu)) == 7
 
 
