@@ -113,7 +113,8 @@ class Runner:
         """Run to the end, and whatever happens leave tables, model, summary and a checkpoint."""
         status, error = "failed", None
         try:
-            self.told.say(f"starting: {describe(self.x)}")
+            for line in (f"starting: {named(self.x)}", f"clients: {how(self.x)}"):
+                self.told.say(line)
             if self.x.names.held_out:
                 self.told.say(f"tested on {self.x.examples['tested_on']}")
             self.scorer = self.x.prepare(self.told.say)
@@ -409,11 +410,19 @@ class Runner:
 
 
 def describe(x: Prepared) -> str:
-    """Say in one line what is run, and on what."""
-    return (
-        f"{x.label}: {x.config.task.name} on {x.config.population.dataset.name}, {x.problem.clients:,} clients, "
-        f"{T.count(x.z):,} parameters, {HOW[x.config.executor.inner]} {where(x)}"
-    )
+    """Say in one line what is run, and how."""
+    return f"{named(x)}, {how(x)}"
+
+
+def named(x: Prepared) -> str:
+    """Say what is run: label, task, data, clients, parameters."""
+    of = f"{x.config.task.name} on {x.config.population.dataset.name}"
+    return f"{x.label}: {of}, {x.problem.clients:,} clients, {T.count(x.z):,} parameters"
+
+
+def how(x: Prepared) -> str:
+    """Say how clients work, where, and why there."""
+    return f"{HOW[x.config.executor.inner]} {where(x)}"
 
 
 def where(x: Prepared) -> str:
