@@ -79,6 +79,6 @@ def test_a_notebook_gets_one_line_that_replaces_itself(tmp_path, monkeypatch):
     progress = Progress(Console(force_jupyter=True, width=120))
     for name in "ab":
         fedfleet.run(SMALL, {"rounds": 30, "evaluation.every": 1}, out=tmp_path / name, callbacks=progress)
-    assert len(shown) == 4  # of each run that it starts, and the initial model
+    assert len(shown) == 6  # of each run that it starts, how clients work, and the initial model
     assert len(lines) == 2
     assert all(each[-1].startswith("round 30/30") for each in lines)
