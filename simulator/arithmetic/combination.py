@@ -276,7 +276,8 @@ def _side_by_side(tape: Tape, outer: list[tuple[Outer, Number]], clients: int) -
         return d, coefficients
     listed = [0.0] * (last - first)
     for p, e in outer:
-        listed[p.start - first : p.stop - first] = [float(e)] * (p.stop - p.start)
+        assert isinstance(e, float)
+        listed[p.start - first : p.stop - first] = [e] * (p.stop - p.start)
     return d, torch.tensor(listed, dtype=d.dtype, device=d.device)
 
 

@@ -30,7 +30,7 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.compiled import compiled
 from fedfleet.simulator.block.cuda_graph import CudaGraph, gpu_of, move
-from fedfleet.simulator.block.numbers import Otherwise, Recipe, free, odd
+from fedfleet.simulator.block.numbers import Otherwise, Recipe, far, free
 
 AFTER = 100
 """Blocks of a kind before it is captured, which costs the time of 14 to 66 blocks and saves up to two fifths of each later one."""
@@ -71,9 +71,8 @@ class Graph:
 
     def __call__(self, given: Tree) -> Tree:
         """Compute. Raises Otherwise where the numbers would take another way."""
-        leaves = T.leaves(given)
-        numbers = [] if self.recipe is None else self.recipe([x for x in leaves if free(x)])
-        result = iter(self.forward(*_distinct(leaves)[0], *numbers))
+        numbers = [] if self.recipe is None else self.recipe(_numbers(given))
+        result = iter(self.forward(*_distinct(T.leaves(given))[0], *numbers))
         return T.map(lambda x: next(result) if x is TENSOR else x, self.like)
 
 
@@ -84,6 +83,11 @@ class _Kind:
     recorded: Graph | None = None
     checked: bool = False
     refused: bool = False
+
+    def serves(self, given: Tree) -> bool:
+        """Say whether the numbers of ``given`` lie where the capture has been compared."""
+        recipe = None if self.graph is None else self.graph.recipe
+        return recipe is None or recipe.near(_numbers(given))
 
 
 class Key(NamedTuple):
@@ -146,6 +150,8 @@ class Captures:
             return
         kind, family = (None if each is None else self._counted(each) for each in key)
         assert kind is not None
+        if family is not None and family.graph is not None and not family.serves(given):
+            family.graph, family.checked = None, False  # to be captured anew, at numbers as they are now
         due = [k for k in (kind, family) if k is not None and self._due(k, given)]
         if due and (
             due[0] is kind or due[0].blocks >= 2 * kind.blocks
@@ -184,8 +190,10 @@ class Captures:
             kind.checked = True
             return
         with _one_at_a_time:
-            recipe = Recipe([x for x in T.leaves(given) if free(x)]) if of_family else None
+            recipe = Recipe(_numbers(given)) if of_family else None
             kind.graph = captured(compute, _copied(given), recipe)
+            if recipe is not None and (other := recipe.better()) is not None:
+                kind.graph = captured(compute, _copied(given), other)
         _compare(kind.graph(_copied(given)), result)
         for time in range(ALTERED):
             other = _altered(given, time, of_family)
@@ -290,6 +298,11 @@ def _with(given: Tree, tensors: Sequence[Tensor]) -> Tree:
     return T.unflatten(given, [x if at is None else tensors[at] for x, at in zip(leaves, places, strict=True)])
 
 
+def _numbers(given: Tree) -> list[float]:
+    """Return the numbers of ``given`` that may be others in the next block."""
+    return [x for x in T.leaves(given) if free(x)]
+
+
 def _numbered(given: Tree, numbers: Sequence[float]) -> Tree:
     """Return ``given`` with others for its numbers."""
     others = iter(numbers)
@@ -311,7 +324,7 @@ def _altered(given: Tree, time: int, numbers: bool) -> Tree:
         return (t * (1.0 + 0.25 * waves.view(t.shape)) + 0.01 * (time + 1)).to(t.dtype)
 
     if numbers:
-        given = _numbered(given, [odd(x, time + 1 + i) for i, x in enumerate(filter(free, T.leaves(given)))])
+        given = _numbered(given, [far(x, time, place) for place, x in enumerate(_numbers(given))])
     return _replaced(given, other)
 
 

@@ -3,7 +3,8 @@
 While a block is captured, each number is a ``Traced`` float of an odd value. Arithmetic with it is noted, and so is the outcome of
 each comparison. A constant of the captured operations that has the value of a noted result is computed from then on, by the same
 operations on Python floats. A block whose numbers would compare otherwise is not replayed. What hides a number from this, such as
-``math.sqrt``, leaves a constant in the capture, which then differs from the ordinary way and is refused.
+``math.sqrt``, leaves a constant in the capture, which then differs from the ordinary way and is refused. So that a hidden bound
+shows, too, a capture is compared at numbers far smaller and larger, and serves those between alone.
 """
 
 from __future__ import annotations
@@ -23,8 +24,14 @@ DIGITS = 24
 """Binary digits of a number that may as well be somebody's constant."""
 
 
+SEEDS = 8
+"""Ways to make numbers odd that are tried."""
+FACTORS = 0.0103, 0.13, 1.9, 11.7
+"""Multiples of its numbers at which a capture is compared; it serves those between the first and the last."""
+
+
 class Otherwise(Exception):
-    """Numbers compare otherwise than those that a capture was made with."""
+    """Numbers compare otherwise than those that a capture was made with, or are far from them."""
 
 
 class NotTraced(Exception):
@@ -43,24 +50,51 @@ def free(x: Any) -> bool:
 
 def odd(x: float, time: int) -> float:
     """Return a number near x, of its sign, that is like no other."""
-    return x * (1.0 + 0.1 * math.sin(0.7 + 1.3 * time))
+    return x * (1.0 + 0.01 * math.sin(0.7 + 1.3 * time))
+
+
+def far(x: float, time: int, place: int) -> float:
+    """Return one of the numbers at which a capture is compared, for the number at a place."""
+    return odd(x * FACTORS[time % len(FACTORS)], time + place + 1)
 
 
 class Recipe:
     """Computation of a capture's numbers from those of a block. Each has a place: the block's, constants, and results in order.
 
+    Args:
+        numbers: of the block it is made at.
+        seed: by which they are made odd.
+
     Attributes:
-        given: the numbers of the block it is made at, as client code gets them.
+        given: the numbers, as client code gets them.
 
     """
 
-    def __init__(self, numbers: Sequence[float]):
-        self._inputs, self._steps = len(numbers), list[_Step | float]()
+    def __init__(self, numbers: Sequence[float], seed: int = 0):
+        self._numbers, self._steps = [*numbers], list[_Step | float]()
         self._places = dict[Any, int]()
         self._outcomes = dict[_Step, bool]()
         self._wanted: list[int] = []
-        self.given = [Traced.at(self, place, odd(x, place)) for place, x in enumerate(numbers)]
+        self.given = [Traced.at(self, place, x) for place, x in enumerate(self._odd(seed))]
         self._found = {x.hex(): place for place, x in enumerate(self.given)}
+
+    def better(self) -> Recipe | None:
+        """Return an empty recipe at which fewer results have few digits, as a rate times its inverse has or has not."""
+
+        def rounded(seed: int) -> int:
+            return sum(_round(x) for x in self._results(self._odd(seed))[len(self._numbers) :])
+
+        seed = min(range(SEEDS), key=rounded)
+        return Recipe(self._numbers, seed) if seed else None
+
+    def _odd(self, seed: int) -> list[float]:
+        return [odd(x, place + seed * (len(self._numbers) + 1)) for place, x in enumerate(self._numbers)]
+
+    def _results(self, numbers: Sequence[float]) -> list[float]:
+        found = [*numbers]
+        for step in self._steps:
+            found.append(step.of(*(found[place] for place in step.places)) if isinstance(step, _Step) else step)
+        return found
 
     def made(self, of: Callable[..., Any], *numbers: Any) -> Any:
         """Return the result of an operation on numbers, and note it."""
@@ -85,15 +119,20 @@ class Recipe:
         self._outcomes[_Step(of, tuple(map(self._place, numbers)))] = result
         return result
 
+    def near(self, numbers: Sequence[float]) -> bool:
+        """Say whether a block's numbers lie where the capture has been compared."""
+        least, most = 0.98 * FACTORS[0], 1.02 * FACTORS[-1]
+        return all(least <= x / mine <= most for x, mine in zip(numbers, self._numbers, strict=True))
+
     def knows(self, x: Any) -> bool:
         """Say whether a number is one that has been noted."""
         return isinstance(x, float) and x.hex() in self._found
 
     def __call__(self, numbers: Sequence[float]) -> list[float]:
         """Return the numbers that a capture wants, for those of a block. Raises Otherwise, and what the operations raise."""
-        found = [*numbers]
-        for step in self._steps:
-            found.append(step.of(*(found[place] for place in step.places)) if isinstance(step, _Step) else step)
+        if not self.near(numbers):
+            raise Otherwise("numbers are far from those that were compared")
+        found = self._results(numbers)
         for step, outcome in self._outcomes.items():
             if step.of(*(found[place] for place in step.places)) != outcome:
                 raise Otherwise("numbers compare otherwise")
@@ -139,7 +178,7 @@ class Recipe:
 
     def _new(self, key: Any, step: _Step | float) -> int:
         if key not in self._places:
-            self._places[key] = self._inputs + len(self._steps)
+            self._places[key] = len(self._numbers) + len(self._steps)
             self._steps.append(step)
         return self._places[key]
 
@@ -155,7 +194,7 @@ def _round(x: float) -> bool:
 
 
 def _plain(x: float) -> float:
-    return float(x) if isinstance(x, Traced) else x
+    return float.__float__(x) if isinstance(x, Traced) else x
 
 
 def _operation(of: Callable[..., Any]) -> Any:
@@ -171,7 +210,7 @@ def _comparison(of: Callable[..., bool]) -> Any:
 
 
 def _hidden(self: Traced, *_: Any) -> NoReturn:
-    raise NotTraced("a number becomes a whole number")
+    raise NotTraced("a number is looked at")
 
 
 class Traced(float):
@@ -198,6 +237,6 @@ class Traced(float):
     __eq__, __ne__, __bool__ = _comparison(operator.eq), _comparison(operator.ne), _comparison(bool)
     __lt__, __le__ = _comparison(operator.lt), _comparison(operator.le)
     __gt__, __ge__ = _comparison(operator.gt), _comparison(operator.ge)
-    __int__ = __trunc__ = __floor__ = __ceil__ = __round__ = __divmod__ = __rdivmod__ = _hidden
+    __float__ = __int__ = __trunc__ = __floor__ = __ceil__ = __round__ = __divmod__ = __rdivmod__ = _hidden
     is_integer = as_integer_ratio = _hidden
     __hash__ = None  # pyright: ignore[reportAssignmentType] # as a key of a dict it would be compared unseen

@@ -3,11 +3,13 @@
 import math
 import operator
 
+import numpy as np
 import torch
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from fedfleet.simulator.block.capture import Captures
 from tests.simulator.block.test_capture import played
 
 
@@ -55,6 +57,11 @@ def test_what_hides_a_rate_is_not_replayed(subtests):
         "a function": lambda g: g["x"] * math.sqrt(g["lr"]),
         "a whole number": lambda g: g["x"] * int(1000 * g["lr"]),
         "rounded": lambda g: g["x"] * round(g["lr"], 2),
+        "a plain number": lambda g: g["x"] * float(g["lr"]),
+        "a bound that it has passed": lambda g: g["x"] * float(np.minimum(g["lr"], 0.05)),
+        "a bound that it has not passed": lambda g: g["x"] * float(np.minimum(g["lr"], 0.5)),
+        "steps of another": lambda g: g["x"] * int(-math.log10(g["lr"])),
+        "a comparison of NumPy's": lambda g: g["x"] * (2.0 if np.float64(0.5) > g["lr"] else 1.0),
         "a key": lambda g: g["x"] * {0.1: 3.0}.get(g["lr"], 4.0),
     }
     for name, of in rows.items():
@@ -71,6 +78,19 @@ def test_a_branch_on_a_rate_is_replayed_only_while_it_is_taken():
     assert (
         check(lambda g: {"y": g["x"] * math.copysign(1.0, g["lr"])}, signs) == 3
     )  # of the sign that it was captured with
+
+
+def test_far_from_where_it_was_compared_it_is_captured_anew():
+    fast = [{"x": torch.randn(3, 4), "lr": 0.3**i} for i in range(16)]
+    compute = lambda g: {"y": g["x"] * g["lr"] + g["x"]}  # noqa: E731
+    captures, replayed = Captures(3), []
+    for given in fast:
+        key = captures.key("kind", given)
+        replayed.append(captures.replay(key, given) is not None)
+        if not replayed[-1]:
+            captures.ran(key, compute, given, compute(given))
+    assert replayed == [i in {5, 6, 9, 10, 13, 14} for i in range(16)]  # captured at 3, 7, 11, compared at 4, 8, 12
+    assert check(compute, fast) == 6
 
 
 def test_numbers_that_stay_are_kinds_as_before():
