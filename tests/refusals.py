@@ -58,7 +58,7 @@ def all_say(
             tells(lambda given=given: call(given), text, kind)
 
 
-PROGRESS = re.compile(r"^(starting|initial model|going on|round \d+)\b.*\n", re.M)
+PROGRESS = re.compile(r"^(starting|clients|tested on|initial model|going on|round \d+)\b.*\n", re.M)
 
 
 def without_progress(said: str) -> str:
