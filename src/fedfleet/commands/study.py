@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from fedfleet.experiments import campaign, sweep
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.progress import Progress, time_left
 from fedfleet.experiments.resume import asked_for, cut_off
-from fedfleet.experiments.runfolder import check_free, claim
+from fedfleet.experiments.runfolder import check_free, claim, locked
 from fedfleet.experiments.same_run import WHERE, differences, leaves, without
 from fedfleet.experiments.side_by_side import Job, at_a_time, run_jobs
 from fedfleet.experiments.sweep import Trial
@@ -244,7 +244,13 @@ def run_trials(prepared: Prepared, out: Path, progress: Progress, jobs: int | No
         claim(out)
     labels = list(dict.fromkeys(t.label for t in study.trials))
     about = {"labels": labels, "vary": study.varied, "target": study.target and study.target._asdict()}
-    write_text(out / MARK, json.dumps({**about, "trials": len(study.trials)}, indent=2) + "\n")
+    with closing(locked(out)):
+        write_text(out / MARK, json.dumps({**about, "trials": len(study.trials)}, indent=2) + "\n")
+        return _run_waiting(prepared, out, progress, jobs, there)
+
+
+def _run_waiting(prepared: Prepared, out: Path, progress: Progress, jobs: int, there: Sequence[bool]) -> dict[str, str]:
+    study = prepared.study
     waiting = [t for t, done in zip(study.trials, there, strict=True) if not done]
     if len(waiting) < len(study.trials):
         cut = cut_off(summary_of(folder(out, t)) for t, done in zip(study.trials, there, strict=True) if done)

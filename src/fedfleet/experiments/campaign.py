@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from fedfleet.experiments.progress import Progress
 from fedfleet.experiments.resume import at_its_end, changed, cut_off, run_or_go_on
 from fedfleet.experiments.resume import resume as go_on
 from fedfleet.experiments.run import Run
-from fedfleet.experiments.runfolder import check_free, claim
+from fedfleet.experiments.runfolder import check_free, claim, locked
 from fedfleet.experiments.runs import Runs
 from fedfleet.experiments.sweep import Trial, distinct, left_out, naming, planned, to_check
 from fedfleet.experiments.workers import Workers
@@ -81,8 +81,8 @@ def run(config: Config, out: Path, progress: Progress, jobs: int = 1, *, report:
         checked = [(trial.name, prepare(trial, loaded).advice()) for trial in to_check(plan)]
         for line in [*left_out(plan), *(advised(checked) if jobs > 1 else [])]:  # one at a time, each run tells it
             progress.say(line)
-        _note(config, claim(out))
-        done = _in_processes(plan, out, progress, jobs) if jobs > 1 else _in_turn(plan, out, [progress], loaded)
+        with _alone(config, claim(out)):
+            done = _in_processes(plan, out, progress, jobs) if jobs > 1 else _in_turn(plan, out, [progress], loaded)
         runs, failures = _parted(done)
         _tell(plan, out, progress.result)
     if [run.folder for run in runs] == [out]:
@@ -115,14 +115,18 @@ def resume(
         return _reported([run], [], out, progress.result, report=report)
     config = changed(out / CAMPAIGN, overrides, trust=trust)
     plan = planned(config)
-    _note(config, out)
+    with _alone(config, out):
+        runs, failures = _parted(_rest(plan, out, progress))
+    _tell(plan, out, progress.result)
+    return _reported(runs, failures, out, progress.result, report=report)
+
+
+def _rest(plan: Sequence[Trial], out: Path, progress: Progress) -> list[Run | FedfleetError]:
     ended = {trial.place: at_its_end(out / trial.place, trial.config) for trial in plan}
     left = [trial for trial in plan if ended[trial.place] is None]
     cut = cut_off(summary for summary in ended.values() if summary is not None)
     progress.say(f"{len(plan) - len(left)} of {len(plan)} runs are at their end{cut}")
-    runs, failures = _parted(_in_turn(left, out, [progress], {}))
-    _tell(plan, out, progress.result)
-    return _reported(runs, failures, out, progress.result, report=report)
+    return _in_turn(left, out, [progress], {})
 
 
 def run_all(config: Config, out: Path, callbacks: Sequence[Callback], own: Mapping[str, Any]) -> Runs:
@@ -144,16 +148,16 @@ def run_all(config: Config, out: Path, callbacks: Sequence[Callback], own: Mappi
         say(line)
     for trial in to_check(plan):
         prepare(trial, loaded, own)
-    _note(config, out if goes_on else claim(out))
     now = parts(**own).describe()
-    for trial in plan:
-        if (summary := at_its_end(out / trial.place, trial.config)) is not None:
-            check_same(out / trial.place, summary.get("own") or {}, now)
-            ended[trial.place] = Run(out / trial.place, summary, own.get("task"))
-    if ended:
-        say(f"{len(ended)} of {len(plan)} runs are at their end{cut_off(run.summary for run in ended.values())}")
-    left = [trial for trial in plan if trial.place not in ended]
-    done, failures = _parted(_in_turn(left, out, callbacks, loaded, own))
+    with _alone(config, out if goes_on else claim(out)):
+        for trial in plan:
+            if (summary := at_its_end(out / trial.place, trial.config)) is not None:
+                check_same(out / trial.place, summary.get("own") or {}, now)
+                ended[trial.place] = Run(out / trial.place, summary, own.get("task"))
+        if ended:
+            say(f"{len(ended)} of {len(plan)} runs are at their end{cut_off(run.summary for run in ended.values())}")
+        left = [trial for trial in plan if trial.place not in ended]
+        done, failures = _parted(_in_turn(left, out, callbacks, loaded, own))
     ended |= {str(run.folder.relative_to(out)): run for run in done}
     _tell(plan, out, say)
     there = [trial for trial in plan if trial.place in ended]
@@ -202,9 +206,12 @@ def open_runs(folder: Path | str, task: Task | None = None, data: Data | None = 
     return Runs(out, runs, [_keys(trial, config) for trial, _ in ended])
 
 
-def _note(config: Config, out: Path) -> None:
-    """Write down what the runs in a folder are, for ``resume``."""
-    write_text(out / CAMPAIGN, dumped(given(config), several=True))
+@contextmanager
+def _alone(config: Config, out: Path) -> Iterator[None]:
+    """Have a folder of runs alone, and write down what they are, for ``resume``. Raises ConfigError where another has it."""
+    with closing(locked(out)):
+        write_text(out / CAMPAIGN, dumped(given(config), several=True))
+        yield
 
 
 def as_given(config: Config) -> str:

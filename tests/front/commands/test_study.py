@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,11 @@ from fedfleet.commands import study
 from fedfleet.config.schema import load
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.progress import Progress
+from fedfleet.experiments.runfolder import locked
 from fedfleet.report.study_tables import Target, interval, paired, reached
 from fedfleet.report.words import number
 from tests.front.report.report_runs import Page
+from tests.refusals import tells
 
 TINY = {
     "rounds": 4, "population": {"clients": 20, "partition": "label_sorted"},
@@ -147,6 +150,11 @@ def check_same(out, other):
 def test_the_same_command_gives_the_same_tables_by_any_jobs(done, tmp_path, jobs):
     run(tmp_path / "again", jobs=jobs)
     check_same(tmp_path / "again", done)
+
+
+def test_a_folder_is_worked_in_by_one_at_a_time(done):
+    with closing(locked(done)):
+        tells(lambda: run(done), "another process is at work in it")
 
 
 @pytest.mark.slow

@@ -187,7 +187,7 @@ def test_folders_that_cannot_be_made_or_are_there(subtests, command, no_ray, tmp
         (["seeds=[0, 1]"], "x" * 300),
     ):
         with subtests.test(f"{overrides} {out}"):
-            line(command("run", config, *overrides, "--out", tmp_path / out), "--out")
+            line(command("run", config, *overrides, "--out", tmp_path / out), str(tmp_path / out))
             assert sorted(p.name for p in tmp_path.iterdir()) == ["config.yaml", "file"]
     (tmp_path / "out").mkdir()
     (tmp_path / "file").rename(tmp_path / "out" / "precious.txt")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ import torch
 from torch import nn
 
 import fedfleet
+from fedfleet.experiments import campaign
 from fedfleet.experiments.frames import Whole
+from fedfleet.experiments.progress import Progress
+from fedfleet.experiments.runfolder import locked
 from tests.front.experiments.resuming import Told
 from tests.refusals import all_say, tells
 
@@ -118,6 +122,12 @@ def test_run_again_it_goes_on_with_what_has_not_ended(subtests, tmp_path: Path):
     ]  # fmt: skip
     given = {"config": config, "task": task(), "data": data(), "out": tmp_path / "all"}
     all_say(subtests, lambda change: fedfleet.run_all(**{**given, **change}), rows)
+    with closing(locked(tmp_path / "all")):
+        for call in (
+            lambda: fedfleet.run_all(**given),
+            lambda: campaign.resume(tmp_path / "all", None, Progress.silent()),
+        ):
+            tells(call, "another process is at work in it")
 
 
 @pytest.mark.slow

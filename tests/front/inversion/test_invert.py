@@ -126,7 +126,7 @@ REFUSED = [
     (["--labels", "some"], "--labels 'some'"), (["--round", "3"], "--round 3: the run has rounds 0 to 2"),
     (["--method", "dlg", "--tv", "1"], "--tv 1"), (["--method", "closed", *FOUR], "--method closed"),
     (["--method", "closed", SENT], "--method closed"), (["--labels", "inferred", SENT], "--labels inferred"),
-    (["--out", "."], "--out ."),
+    (["--out", "."], ".: it exists"),
     (["vary={algorithm.lr: [1, 2]}"], "vary={'algorithm.lr': [1, 2]}: 2 different runs"),
 ]  # fmt: skip
 

@@ -163,7 +163,7 @@ def test_a_comparison_in_words_ranks_labels_and_pools_no_code(tmp_path: Path) ->
     table = settings(groups)
     assert table is not None
     assert list(table.head) == ["setting", "label A", "label B", "mine (source aaaaaaaa)", "mine (source bbbbbbbb)"]
-    assert rows(groups)["algorithm.own.source"][2:] == ["a" * 59 + "…", "b" * 59 + "…"]
+    assert rows(groups)["algorithm.own.source"][2:] == ["a" * 30 + "…" + "a" * 29, "b" * 30 + "…" + "b" * 29]
 
 
 def test_settings_of_a_run_are_those_that_matter_and_are_on(tmp_path: Path) -> None:
