@@ -98,15 +98,20 @@ class ByName(Options):
     """Options that not every name has, by the names that have them."""
 
     @classmethod
+    def _of_some(cls) -> set[str]:
+        """Return the options that not every name has."""
+        return set().union(*cls.used.values())
+
+    @classmethod
     def _options(cls, name: str) -> list[str]:
         """Return the options of a name."""
-        of_some = {key for keys in cls.used.values() for key in keys}
-        return [key for key in cls.model_fields if key != cls.naming and (key in cls.used[name] or key not in of_some)]
+        others = {cls.naming, *cls._of_some()}.difference(cls.used[name])
+        return [key for key in cls.model_fields if key not in others]
 
     def _check_used(self) -> None:
         """Refuse an option that is of other names. Raises ValueError."""
         name = getattr(self, self.naming)
-        refuse_others(self, name, {*self.used[name]}, {key for keys in self.used.values() for key in keys})
+        refuse_others(self, name, {*self.used[name]}, self._of_some())
 
     @model_validator(mode="before")
     @classmethod

@@ -16,13 +16,14 @@ from torch import Tensor
 
 from benchmarks import command
 from benchmarks.blocks import spread, told
+from benchmarks.convolutions import in_turns
 
 ROWS, INPUTS, CLASSES, EXAMPLES, RATE = 10, 784, 10, 60_000, 0.1
 WHOLE = "all at once"
 
 
 class Block:
-    """What a block is given: examples (n, 784), rows (C, 20) of them, labels as vectors (C, 20, 10), weights (C,)."""
+    """Inputs of a block: examples (n, 784), rows (C, 20) of them, labels as vectors (C, 20, 10), weights (C,)."""
 
     def __init__(self, clients: int, seed: int = 0):
         draw = torch.Generator().manual_seed(seed)
@@ -53,18 +54,6 @@ class Block:
         return total
 
 
-def measure(ways: dict[str, Callable[[], object]], turns: int) -> list[list[str | float]]:
-    """Return rows: median milliseconds of processor time of each way, and its share of the first's, turn by turn."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(turns):
-        for name, way in ways.items():
-            started = time.thread_time()
-            way()
-            times[name].append(1000 * (time.thread_time() - started))
-    whole = times[WHOLE]
-    return [[n, median(ts), told(spread([t / w for t, w in zip(ts, whole, strict=True)]))] for n, ts in times.items()]
-
-
 def main(argv: list[str] | None = None) -> None:
     """Run the command."""
     ask = command.parser("benchmarks.pieces", __doc__)
@@ -76,7 +65,8 @@ def main(argv: list[str] | None = None) -> None:
     sizes = [n for n in (25, 17, 10, 5) if n < args.clients]
     ways: dict[str, Callable[[], object]] = {WHOLE: partial(block.update, args.clients)}
     ways |= {f"{n} at a time": partial(block.update, n) for n in sizes}
-    rows = measure(ways, args.turns)
+    times = in_turns(ways, args.turns, time.thread_time)
+    rows = [[name, median(t[name] for t in times), told(spread([t[name] / t[WHOLE] for t in times]))] for name in ways]
     command.show(f"A block of {args.clients} clients, its products alone", ["clients", "ms", "over the first"], rows)
 
 

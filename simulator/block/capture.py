@@ -71,8 +71,9 @@ class Graph:
 
     def __call__(self, given: Tree) -> Tree:
         """Compute. Raises Otherwise where the numbers would take another way."""
-        numbers = [] if self.recipe is None else self.recipe(_numbers(given))
-        result = iter(self.forward(*_distinct(T.leaves(given))[0], *numbers))
+        leaves = T.leaves(given)
+        numbers = [] if self.recipe is None else self.recipe([*filter(free, leaves)])
+        result = iter(self.forward(*_distinct(leaves)[0], *numbers))
         return T.map(lambda x: next(result) if x is TENSOR else x, self.like)
 
 

@@ -174,7 +174,7 @@ class Recipe:
     def _place(self, x: float) -> int:
         if isinstance(x, Traced):
             return x.place
-        return self._new((type(x), x), x)
+        return self._new((type(x), repr(x)), x)  # -0.0 is not 0.0
 
     def _new(self, key: Any, step: _Step | float) -> int:
         if key not in self._places:

@@ -78,8 +78,11 @@ def run(config: Config, out: Path, progress: Progress, jobs: int = 1, *, report:
         runs, failures = [prepare(plan[0], loaded).run(out, progress)], []
     else:
         progress.wait(f"checking {len(plan)} runs")
-        checked = [(trial.name, prepare(trial, loaded).advice()) for trial in to_check(plan)]
-        for line in [*left_out(plan), *(advised(checked) if jobs > 1 else [])]:  # one at a time, each run tells it
+        checked = [(trial.name, prepare(trial, loaded)) for trial in to_check(plan)]
+        advice = (
+            [(name, x.advice()) for name, x in checked] if jobs > 1 else []
+        )  # one at a time, each run tells its own
+        for line in [*left_out(plan), *advised(advice)]:
             progress.say(line)
         with _alone(config, claim(out)):
             done = _in_processes(plan, out, progress, jobs) if jobs > 1 else _in_turn(plan, out, [progress], loaded)

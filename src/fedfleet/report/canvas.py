@@ -166,16 +166,16 @@ def band_note(groups: Groups) -> str:
 
 def plain_names(groups: Iterable[str]) -> dict[str, str]:
     """Labels as texts for matplotlib: whole where they would be cut alike."""
-    labels = [*groups]
-    cut = [plain(label) for label in labels]
-    return dict(
-        zip(labels, cut if len({*cut}) == len(cut) else [plain(label, len(label)) for label in labels], strict=True)
-    )
+    cut = {label: plain(label) for label in groups}
+    return cut if len({*cut.values()}) == len(cut) else {label: _escaped(label) for label in cut}
 
 
-def plain(text: str, most: int = 48) -> str:
-    """Text for matplotlib: no mathematics, no leading underscore (a legend would hide it), at most so many characters."""
-    text = shortened(text, most)
+def plain(text: str) -> str:
+    """Text for matplotlib: no mathematics, no leading underscore (a legend would hide it), not too long."""
+    return _escaped(shortened(text, 48))
+
+
+def _escaped(text: str) -> str:
     return text.replace("$", r"\$").replace("_", "\u200a_", 1) if text.startswith("_") else text.replace("$", r"\$")
 
 
