@@ -165,25 +165,34 @@ def with_weights(folder: Path, file: str, task: Task) -> nn.Module:
     return net
 
 
+def shape_of(folder: Path, summary: Mapping[str, Any]) -> DataShape:
+    """Return the shape of a run's examples, as its summary says. Raises ConfigError where it does not."""
+    match summary.get("examples"):
+        case {"shape": [*shape], "classes": int() as classes, **more} if all(
+            isinstance(x, int) for x in (*shape, more.get("words", 0))
+        ):
+            return DataShape(tuple(shape), classes, more.get("words", 0))
+        case _:
+            raise ConfigError(
+                f"{folder}: its summary does not say of what shape examples were: give the run one more round"
+            )
+
+
 def task_of(folder: Path, summary: Mapping[str, Any], *, trust: bool = False) -> Task:
     """Return the task that a run's folder tells of; ``trust`` its code wherever it was written. Raises ConfigError."""
-    raw, examples = read(folder / "config.yaml"), summary.get("examples")
+    raw = read(folder / "config.yaml")
     if "own" in (raw.get("task") or {}):
         raise ConfigError(
             f"{folder}: its task was made in Python, which no file brings back: take the Run that fedfleet.run "
             f"returned, or fedfleet.open_run({str(folder)!r}, task=…)"
         )
-    if examples is None:
-        raise ConfigError(
-            f"{folder}: its summary does not say of what shape examples were: give the run one more round"
-        )
+    shape = shape_of(folder, summary)
     check_trusted(folder / "config.yaml", trust=trust, section="task.")
     config = C.load(C.without_own(raw, ("task", "algorithm", "data", "population")))
     adapters = named_net(config.task).adapters  # of which the base is where it was
     if adapters is None and (folder / NET).exists():
         config = C.with_overrides(config, {"task.model": f"{transformer.PREFIX}{folder / NET}"})
     config = task_setup.with_sources(config, ("task",))
-    shape = DataShape(tuple(examples["shape"]), examples["classes"], examples.get("words", 0))
     task = task_setup.of_shape(config, shape)
     task_setup.with_base(config, task)  # of another base the weights are not
     return task

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedfleet.assembly import onnx_file
-from fedfleet.assembly.weights import net_of, save_adapters, save_state_dict
+from fedfleet.assembly.weights import net_of, save_adapters, save_state_dict, shape_of
 from fedfleet.datasets.vocabulary import VOCABULARY, Encoded, Vocabulary, read_vocabulary
 from fedfleet.experiments.frames import Whole
 from fedfleet.experiments.runfolder import BEST
@@ -145,13 +145,13 @@ class Run:
 
     def _inputs(self) -> tuple[Tensor, ...]:
         """Return random examples such as the net reads."""
-        about, rows = self.summary["examples"], onnx_file.ROWS
+        about, rows = shape_of(self.folder, self.summary), onnx_file.ROWS
         if self.vocabulary is not None:
             return tuple(self.encode(["a text that is read", "and another"] * (rows // 2)))
         draw = torch.Generator().manual_seed(0)
-        if about.get("words"):
-            return (torch.randint(about["words"], (rows, *about["shape"]), generator=draw),)
-        return (torch.randn((rows, *about["shape"]), generator=draw),)
+        if about.words:
+            return (torch.randint(about.words, (rows, *about.example), generator=draw),)
+        return (torch.randn((rows, *about.example), generator=draw),)
 
     @property
     def vocabulary(self) -> Vocabulary | None:

@@ -158,6 +158,21 @@ def test_whatever_stands_at_a_key_is_told_in_one_line_or_read(undisturbed, tmp_p
             assert "\n" not in (said(reader, run) or "")
 
 
+def test_a_summary_that_does_not_say_of_what_shape_examples_were_gives_no_model(undisturbed, tmp_path):
+    run = shutil.copytree(undisturbed("stateless"), tmp_path / "run")
+    whole = _without_digests(run)
+    for examples in (
+        None,
+        {},
+        {"shape": [8, 8]},
+        {"shape": 8, "classes": 10},
+        {"shape": ["8"], "classes": 10},
+        {"shape": [8], "classes": 10, "words": "x"},
+    ):
+        (run / "summary.json").write_text(json.dumps(whole | {"examples": examples}))
+        refused(lambda: fedfleet.open_run(run).model(), f"{run}: its summary does not say of what shape")
+
+
 def test_a_table_of_other_columns_is_told_of(undisturbed, tmp_path, subtests):
     for name in ("rounds", "phases", "outcomes", "clients"):
         run = shutil.copytree(undisturbed("stateless"), tmp_path / name)
