@@ -1,35 +1,53 @@
-"""Convolutions whose filters differ from client to client, on a CPU: ``python -m benchmarks.convolutions``.
+"""Convolutions whose filters differ from client to client: ``python -m benchmarks.convolutions``.
 
-Layers of two nets, forward and backward, in turns: one client at a time; all at once as one convolution with a group a client; and
-as batched products with unfolded patches. Then the gradients by filters that see one channel, as the engine finds them.
+For layers of several shapes the outputs and both gradients, in each of the engine's ways, in turns, by processor time: one client
+at a time, one convolution with a group a client, batched products with patches. A star marks the way that the engine takes.
+Gradients by filters that a block shares are summed over clients, by one call of torch or by products.
 
-With ``--device cuda``: the same layers and some of larger nets, as one convolution with a group a client, and as the engine's
-batched products, forward and by the inputs; all launches at once, as in a CUDA graph, so that the GPU alone is timed.
+    ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 python -m benchmarks.convolutions
+
+does the same as on a processor without AVX-512.
+
+With ``--device cuda``: other layers, as one convolution with a group a client, and as the engine's batched products, forward and
+by the inputs; all launches at once, as in a CUDA graph, so that the GPU alone is timed.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from statistics import median
+from typing import Any, get_args
 from unittest.mock import patch
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks import command
+from benchmarks import turns as turns_of
 from benchmarks.blocks import spread, told
 from benchmarks.gpu.device import MODES, leave_without
 from fedfleet.simulator.ambient import fresh_settings
 from fedfleet.simulator.arithmetic import convolution
-from fedfleet.simulator.arithmetic.convolution import Geometry, Patches
+from fedfleet.simulator.arithmetic.convolution import Geometry, Of, Patches, Way
+from fedfleet.simulator.executors.worker import prepare
 
-LAYERS = {"lenet, 1": (1, 6, 5, 28), "lenet, 2": (6, 16, 5, 12), "cnn, 1": (3, 32, 3, 32), "cnn, 2": (32, 64, 3, 30)}
-"""Channels in and out, side of the filters and of the images; of all but first layers a gradient by the inputs is taken, too."""
-BATCH = 10
+LAYERS = {
+    "LeNet, 1": (1, 6, 5, 28, 1, 0),
+    "LeNet, 2": (6, 16, 5, 12, 1, 0),
+    "McMahan's net, 1": (1, 32, 5, 28, 1, 2),
+    "McMahan's net, 2": (32, 64, 5, 14, 1, 2),
+    "one channel, small": (1, 8, 3, 14, 1, 0),
+    "colours": (3, 32, 3, 32, 1, 0),
+    "8 to 16": (8, 16, 5, 12, 1, 0),
+    "16 to 16": (16, 16, 3, 32, 1, 1),
+    "16 to 32, stride 2": (16, 32, 3, 16, 2, 1),
+    "32 to 32": (32, 32, 3, 8, 1, 1),
+    "32 to 64": (32, 64, 3, 30, 1, 0),
+    "64 to 64": (64, 64, 3, 4, 1, 1),
+}
+"""Channels in and out, side of the filters and of the images, stride, padding."""
 ON_GPU = {
     "lenet, 2": (200, 10, 6, 16, 5, 12, 1, 0),
     "cnn, 1": (50, 10, 3, 32, 3, 32, 1, 0),
@@ -42,90 +60,60 @@ ON_GPU = {
     "64 to 128, 1x1": (16, 32, 64, 128, 1, 32, 2, 0),
 }
 """Clients, batch, channels in and out, side of the filters and of the images, stride, padding."""
-ONE_CHANNEL = [(8, 3, 14), (32, 3, 28), (6, 5, 28), (16, 5, 28), (32, 5, 28)]
-"""Channels out, side of the filters and of the images."""
-ALONE = "one client at a time"
-Way = Callable[[Tensor, Tensor], Tensor]
 
 
-def alone(x: Tensor, filters: Tensor) -> Tensor:
-    """Return outputs (C, B, o, H', W') for inputs (C, B, c, H, W) and filters (C, o, c, k, k)."""
-    return torch.stack([F.conv2d(a, f) for a, f in zip(x, filters, strict=True)])
+SHARED = "shared filters"
+WHAT: dict[str, Of] = {"outputs": "outputs", "filters": "filters", SHARED: "filters", "inputs": "inputs"}
+"""What is timed, and as what the engine's rule knows it."""
+ALONE = "alone"
+Find = Callable[[], Tensor]
 
 
-def grouped(x: Tensor, filters: Tensor) -> Tensor:
-    """Return the same by one convolution."""
-    out = F.conv2d(x.transpose(0, 1).flatten(1, 2), filters.flatten(0, 1), groups=len(x))
-    return out.view(len(out), len(x), -1, *out.shape[2:]).transpose(0, 1)
+def problem(layer: str, clients: int, batch: int) -> tuple[dict[str, Find], dict[str, Way]]:
+    """Return for a layer how the engine finds each of ``WHAT``, and the way that its rule takes.
 
-
-def patches(x: Tensor, filters: Tensor) -> Tensor:
-    """Return the same by batched products."""
-    side = x.shape[-1] - filters.shape[-1] + 1
-    unfolded = F.unfold(x.flatten(0, 1), filters.shape[-1]).view(*x.shape[:2], -1, side * side)
-    return (filters.flatten(2)[:, None] @ unfolded).view(*x.shape[:2], -1, side, side)
-
-
-def gradients(way: Way, x: Tensor, filters: Tensor, d: Tensor) -> tuple[Tensor, ...]:
-    """Return the gradient by the filters, and by the inputs where they ask for it, given that by the outputs."""
-    of = [t.detach().requires_grad_(t.requires_grad) for t in (filters, x)]
-    return torch.autograd.grad(way(of[1], of[0]), [t for t in of if t.requires_grad], d)
-
-
-WAYS: dict[str, Way] = {ALONE: alone, "groups": grouped, "patches": patches}
-
-
-def inputs(layer: str, clients: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return inputs, filters and output gradients of a layer."""
-    c, o, k, side = LAYERS[layer]
-    out = side - k + 1
-    return (
-        torch.randn(clients, BATCH, c, side, side, requires_grad=not layer.endswith("1")),
-        torch.randn(clients, o, c, k, k, requires_grad=True),
-        torch.randn(clients, BATCH, o, out, out),
-    )
-
-
-def in_turns(
-    ways: Mapping[str, Callable[[], object]], turns: int, clock: Callable[[], float]
-) -> list[dict[str, float]]:
-    """Return for each turn the milliseconds of each way, by a clock."""
-    times: list[dict[str, float]] = []
-    for _ in range(turns):
-        times.append({})
-        for name, way in ways.items():
-            started = clock()
-            way()
-            times[-1][name] = 1000 * (clock() - started)
-    return times
-
-
-def measure(layer: str, clients: int, turns: int) -> dict[str, object]:
-    """Return medians in milliseconds, and how many times as long as one client at a time each way takes."""
-    given = inputs(layer, clients)
-    times = in_turns({name: partial(gradients, way, *given) for name, way in WAYS.items()}, turns, time.perf_counter)
-    return {
-        "layer": layer,
-        "clients": clients,
-        "ms": {name: median(t[name] for t in times) for name in WAYS},
-        "over": {name: spread([t[name] / t[ALONE] for t in times]) for name in WAYS if name != ALONE},
+    Outputs are (C, B, o, H', W'), gradients (C, o, c, k, k) by filters, (o, c, k, k) summed over clients for shared ones, and
+    (C, B, c, H, W) by inputs.
+    """
+    channels, out, k, side, stride, padding = LAYERS[layer]
+    geometry, shape = Geometry((stride, stride), (padding, padding), (1, 1), 1), torch.Size((out, channels, k, k))
+    x, filters = torch.randn(clients, batch, channels, side, side), torch.randn(clients * out, channels, k, k)
+    d = torch.randn_like(convolution.convolve(x, filters, geometry, own=True)).contiguous()
+    patches = Patches(x, d, shape, geometry)
+    finds: dict[str, Find] = {
+        "outputs": lambda: convolution.convolve(x, filters, geometry, own=True),
+        "filters": patches.each,
+        SHARED: patches.summed,
+        "inputs": lambda: convolution.input_gradient(d, x, filters, geometry, own=True),
     }
+    return finds, {what: convolution.way(of, shape, geometry, x) for what, of in WHAT.items()}
 
 
-def of_filters(o: int, k: int, side: int, clients: int, turns: int) -> list[object]:
-    """Return a row: milliseconds of torch, one client at a time, and of the engine over that, by processor time."""
-    out = side - k + 1
-    x, d = torch.randn(clients, BATCH, 1, side, side), torch.randn(clients, BATCH, o, out, out)
-    ours = Patches(x, d, torch.Size((o, 1, k, k)), Geometry((1, 1), (0, 0), (1, 1), 1))
-    filters = torch.randn(o, 1, k, k, requires_grad=True)
-    outs = [F.conv2d(a, filters) for a in x]
-    ways: dict[str, Callable[[], object]] = {
-        ALONE: lambda: [torch.autograd.grad(y, filters, g, retain_graph=True) for y, g in zip(outs, d, strict=True)],
-        "engine": ours.each,
-    }
-    times = in_turns(ways, turns, time.thread_time)
-    over = spread([t["engine"] / t[ALONE] for t in times])
-    return [f"1 to {o}, {k} x {k}, images of {side}", str(clients), median(t[ALONE] for t in times), told(over)]
+def found_by(way: Way, find: Find) -> Tensor:
+    """Return what the engine finds in one of its ways, in order in memory."""
+    with patch.object(convolution, "way", lambda *_: way):
+        return find().contiguous()
+
+
+def measure(layer: str, clients: int, batch: int, turns: int) -> Iterator[dict[str, Any]]:
+    """Yield for each of ``WHAT`` the milliseconds of processor time one client at a time, and the other ways over that.
+
+    Shared filters need no ways of their own: they are one call of torch, or products.
+    """
+    finds, taken = problem(layer, clients, batch)
+    for what, find in finds.items():
+        ways = {way: partial(found_by, way, find) for way in get_args(Way) if what != SHARED or way != "groups"}
+        times = turns_of.processor(ways, turns)
+        over = {way: spread([t[way] / t[ALONE] for t in times]) for way in ways if way != ALONE}
+        row = {"layer": layer, "clients": clients, "batch": batch, "what": what, "rule": taken[what]}
+        yield {**row, "ms": median(t[ALONE] for t in times), "over": over}
+
+
+def cells(row: Mapping[str, Any]) -> list[str | float]:
+    """Return a row of the table; a star marks the way that the engine takes."""
+    ratios = {way: told(over) + "*" * (way == row["rule"]) for way, over in row["over"].items()}
+    alone = f"{row['ms']:.3g}" + "*" * (row["rule"] not in ratios)
+    return [row["layer"], row["what"], alone, *(ratios.get(way, "") for way in get_args(Way)[1:])]
 
 
 def replayed(way: Callable[[], Tensor], turns: int) -> float:
@@ -161,8 +149,8 @@ def on_gpu(turns: int) -> Iterator[list[str | float]]:
                     lambda h=h, f=filters, g=geometry: convolution.convolve(h, f, g, own=True),
                     lambda h=h, f=filters, g=geometry, d=d: convolution.input_gradient(d, h, f, g, own=True),
                 ):
-                    for products in (False, True):
-                        with patch.object(convolution, "_products", lambda *_, is_so=products: is_so):
+                    for how in ("groups", "products"):
+                        with patch.object(convolution, "way", lambda *_, how=how: how):
                             row.append(replayed(way, turns))
                 yield row
 
@@ -170,34 +158,31 @@ def on_gpu(turns: int) -> Iterator[list[str | float]]:
 def main(argv: list[str] | None = None) -> None:
     """Run the command."""
     ask = command.parser("benchmarks.convolutions", __doc__)
-    ask.add_argument("--clients", action="append", type=command.count, help="a block, repeated; default 8 and 64")
-    ask.add_argument("--turns", type=command.count, default=31, help="of each (default %(default)d)")
+    ask.add_argument("--clients", type=command.count, help="a block (default 8)")
+    ask.add_argument("--batch", type=command.count, help="a client's images (default 10)")
+    ask.add_argument("--turns", type=command.count, default=15, help="of each (default %(default)d)")
     ask.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where (default cpu)")
     ask.add_argument("--json", action="store_true", help="print JSON")
     args = ask.parse_args(argv)
-    torch.set_num_threads(1)
+    prepare(1)  # as a worker is
     if args.device == "cuda":
-        if args.clients or args.json:
-            ask.error("--device cuda has layers of its own, and prints a table: leave out --clients and --json")
+        if args.clients or args.batch or args.json:
+            ask.error(
+                "--device cuda has layers of its own, and prints a table: leave out --clients, --batch and --json"
+            )
         leave_without("cuda")
         ways = [f"{what} by {way}, ms" for what in ("outputs", "gradients by inputs") for way in ("groups", "products")]
         columns = ["layer", "clients", "precision", *ways]
         command.show("Convolutions with filters of each client's own, on a GPU", columns, list(on_gpu(args.turns)))
         return
-    found = [measure(layer, clients, args.turns) for layer in LAYERS for clients in args.clients or (8, 64)]
-    filters = [of_filters(*layer, n, args.turns) for layer in ONE_CHANNEL for n in args.clients or (8, 64)]
+    clients, batch = args.clients or 8, args.batch or 10
+    found = [row for layer in LAYERS for row in measure(layer, clients, batch, args.turns)]
     if args.json:
-        print(json.dumps({"machine": command.machine(), "layers": found, "one_channel": filters}))
+        print(json.dumps({"machine": command.machine(), "layers": found}))
         return
-    rows = [
-        [r["layer"], str(r["clients"]), *r["ms"].values(), *(told(over) for over in r["over"].values())]  # pyright: ignore
-        for r in found
-    ]
-    ways = list(WAYS)
-    columns = ["layer", "clients", *(f"{way}, ms" for way in ways), *(f"{way} over the first" for way in ways[1:])]
-    command.show("Convolutions with filters of each client's own", columns, rows)
-    columns = ["filters", "clients", f"{ALONE}, ms", "the engine over that"]
-    command.show("Gradients by filters that see one channel, processor time", columns, filters)
+    title = f"Convolutions of {clients} clients, {batch} images each, {torch.backends.cpu.get_cpu_capability()}"
+    columns = ["layer", "what", "one client at a time, ms", "groups over that", "products over that"]
+    command.show(title, columns, [cells(row) for row in found])
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ second inputs with its first ones, and the weighted sum of all outer products. A
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from statistics import median
@@ -14,9 +13,9 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from benchmarks import command
+from benchmarks import command, turns
 from benchmarks.blocks import spread, told
-from benchmarks.convolutions import in_turns
+from fedfleet.simulator.executors.worker import prepare
 
 ROWS, INPUTS, CLASSES, EXAMPLES, RATE = 10, 784, 10, 60_000, 0.1
 WHOLE = "all at once"
@@ -60,12 +59,12 @@ def main(argv: list[str] | None = None) -> None:
     ask.add_argument("--clients", type=command.count, default=50, help="of the block (default %(default)d)")
     ask.add_argument("--turns", type=command.count, default=301, help="of each way (default %(default)d)")
     args = ask.parse_args(argv)
-    torch.set_num_threads(1)
+    prepare(1)  # as a worker is
     block = Block(args.clients)
     sizes = [n for n in (25, 17, 10, 5) if n < args.clients]
     ways: dict[str, Callable[[], object]] = {WHOLE: partial(block.update, args.clients)}
     ways |= {f"{n} at a time": partial(block.update, n) for n in sizes}
-    times = in_turns(ways, args.turns, time.thread_time)
+    times = turns.processor(ways, args.turns)
     rows = [[name, median(t[name] for t in times), told(spread([t[name] / t[WHOLE] for t in times]))] for name in ways]
     command.show(f"A block of {args.clients} clients, its products alone", ["clients", "ms", "over the first"], rows)
 

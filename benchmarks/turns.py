@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from statistics import median
 from typing import Any
@@ -29,6 +30,18 @@ def taken(
         "ms": {name: median(t[name] for t in timed) for name in ways},
         "over": {name: spread([t[name] / t[beside] for t in timed]) for name in of},
     }
+
+
+def processor(ways: Mapping[str, Callable[[], object]], turns: int) -> list[dict[str, float]]:
+    """Return for each turn the milliseconds of processor time of each way, after one that does not count."""
+    times: list[dict[str, float]] = []
+    for _ in range(1 + turns):
+        times.append({})
+        for name, way in ways.items():
+            started = time.thread_time()
+            way()
+            times[-1][name] = 1000 * (time.thread_time() - started)
+    return times[1:]
 
 
 def times(over: Mapping[str, float] | None) -> str:

@@ -1,17 +1,14 @@
 """Convolutions of a block of clients: one large batch where all share the filters.
 
-Where each client has its own, a CPU runs one convolution a client: torch's grouped convolutions take up to twice the time there.
-A GPU runs one with a group a client. In full precision it takes products with patches instead, but for gradients by filters: for
-filters of 3x3 they take between a quarter of the groups' time and a little more (``benchmarks.convolutions``). The gradient by
-filters that see one channel, as first layers do of images without colours, is a product with patches on a CPU, which takes two
-fifths of torch's time or less.
+Where each client has its own, ``way`` says how: one convolution a client, one with a group a client, or batched products with
+patches. It goes by shapes and by the kind of processor, as ``benchmarks.convolutions`` timed them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +16,16 @@ from torch import Tensor
 
 PATCHED = 64
 """Images whose patches are held at once on a CPU."""
-PATCHES = 1 << 27
-"""Floats of patches that are held at once on a GPU, but those of one client are."""
+PATCHES, ON_GPU = 1 << 22, 1 << 27
+"""Floats of patches that are held at once, where clients have filters of their own; those of one client always are."""
+SMALL = 2048
+"""Output places of a client's batch up to which a call of its own costs more than a group of a shared one."""
+AVX2 = torch.backends.cpu.get_cpu_capability() == "AVX2"
+"""Whether the processor has AVX2 and no AVX-512: torch is slow there at gradients by filters that see one channel."""
+
+Of = Literal["outputs", "filters", "inputs"]
+"""What is computed: the outputs, or the gradient by the filters or by the inputs."""
+Way = Literal["alone", "groups", "products"]
 
 
 class Geometry(NamedTuple):
@@ -30,6 +35,31 @@ class Geometry(NamedTuple):
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
+
+    def places(self, image: torch.Size, side: torch.Size) -> int:
+        """Return the number of outputs H' W' of an image (H, W) for filters of a side (k, k)."""
+        each = zip(image, side, self.stride, self.padding, self.dilation, strict=True)
+        return math.prod((n + 2 * pad - apart * (k - 1) - 1) // step + 1 for n, k, step, pad, apart in each)
+
+
+def way(of: Of, shape: torch.Size, geometry: Geometry, h: Tensor) -> Way:
+    """Return how clients' own filters, each of a ``shape`` (o, c, k, k), see their images ``h`` (C, B, c, H, W)."""
+    if h.is_cuda:
+        exact = geometry.groups == 1 and not torch.backends.cuda.matmul.allow_tf32
+        return "products" if exact and of != "filters" else "groups"
+    channels, side = shape[1], shape[2:]
+    if geometry.groups > 1:
+        return "alone"
+    single, strided = math.prod(side) == 1, math.prod(geometry.stride) > 1
+    if AVX2 and of == "filters" and channels == 1:
+        return "products"
+    if of == "inputs" and (strided if single else channels <= 3):
+        return "products"
+    if single or h.shape[1] * geometry.places(h.shape[3:], side) > SMALL:
+        return "alone"
+    whole = channels % 8 == 0  # as torch's kernels take them
+    fits = {"outputs": whole or channels == 1, "filters": True, "inputs": whole and not strided}
+    return "groups" if fits[of] else "alone"
 
 
 class Patches:
@@ -45,9 +75,10 @@ class Patches:
     def each(self) -> Tensor:
         """Return every client's gradient (C, o, c, k, k)."""
         filters = self.h.new_empty(()).expand(self.shape)
-        if _patched(filters, self.geometry, self.h):
+        how = way("filters", self.shape, self.geometry, self.h)
+        if how == "products":
             return _by_patches(self.d, self.h, filters, self.geometry)
-        if _alone(self.h, True):
+        if how == "alone":
             alone = zip(self.d, self.h, strict=True)
             return torch.stack([_gradient(d, h, filters, self.geometry, of_input=False) for d, h in alone])
         clients, geometry = len(self.h), _of_block(self.geometry, len(self.h), True)
@@ -59,7 +90,7 @@ class Patches:
         """Return the sum over clients (o, c, k, k)."""
         filters = self.h.new_empty(()).expand(self.shape)
         d, h = self.d.flatten(0, 1), self.h.flatten(0, 1)
-        if _patched(filters, self.geometry, h):
+        if way("filters", self.shape, self.geometry, self.h) == "products":
             return _by_patches(d[None], h[None], filters, self.geometry)[0]
         return _gradient(d, h, filters, self.geometry, of_input=False)
 
@@ -81,11 +112,6 @@ def _windows(x: Tensor, side: torch.Size, geometry: Geometry) -> Tensor:
     return x.unfold(2, span[0], down).unfold(3, span[1], right)[..., :: apart[0], :: apart[1]]
 
 
-def _patched(filters: Tensor, geometry: Geometry, h: Tensor) -> bool:
-    """Say whether a product with patches is the faster way to the gradient by filters."""
-    return filters.shape[1] == geometry.groups == 1 and not h.is_cuda
-
-
 def _by_patches(d: Tensor, h: Tensor, filters: Tensor, geometry: Geometry) -> Tensor:
     """Return the gradients (C, o, c, k, k) by filters without groups; no more than ``PATCHED`` images are in patches at once."""
 
@@ -100,15 +126,10 @@ def _by_patches(d: Tensor, h: Tensor, filters: Tensor, geometry: Geometry) -> Te
     return torch.cat(result).view(len(h), *filters.shape)
 
 
-def _products(geometry: Geometry, h: Tensor, own: bool) -> bool:
-    """Say whether batched products with patches are the faster way for clients' own filters."""
-    return own and h.is_cuda and geometry.groups == 1 and not torch.backends.cuda.matmul.allow_tf32
-
-
 def _in_parts(of: Callable[..., Tensor], geometry: Geometry, filters: Tensor, h: Tensor, *more: Tensor) -> Tensor:
     """Call ``of`` with filters (C, o, c, k, k), inputs and more of so many clients that their patches are few enough; join it."""
     each = h[0].numel() * math.prod(filters.shape[2:]) // math.prod(geometry.stride)
-    clients = max(1, PATCHES // max(1, each))
+    clients = max(1, (ON_GPU if h.is_cuda else PATCHES) // max(1, each))
     parts = (t.split(clients) for t in (filters.unflatten(0, (len(h), -1)), h, *more))
     return torch.cat([of(geometry, *part) for part in zip(*parts, strict=True)])
 
@@ -140,22 +161,29 @@ def _input_gradients(geometry: Geometry, filters: Tensor, h: Tensor, d: Tensor) 
 
 def convolve(h: Tensor, filters: Tensor, geometry: Geometry, *, own: bool) -> Tensor:
     """Return the outputs (C, B, o, H', W') of ``filters`` (o, c, k, k), or with ``own`` those of all clients, (C o, c, k, k)."""
-    if _products(geometry, h, own):
+    how = _how("outputs", filters, geometry, h, own)
+    if how == "products":
         return _in_parts(_outputs, geometry, filters, h)
-    if _alone(h, own):
+    if how == "alone":
         return torch.stack([F.conv2d(x, f, None, *geometry) for x, f in zip(h, filters.chunk(len(h)), strict=True)])
     return _restored(F.conv2d(_laid(h, own), filters, None, *_of_block(geometry, len(h), own)), len(h), own)
 
 
 def input_gradient(d: Tensor, h: Tensor, filters: Tensor, geometry: Geometry, *, own: bool) -> Tensor:
     """Return the gradient by the inputs ``h``, given that by the outputs; ``filters`` and ``own`` as in ``convolve``."""
-    if _products(geometry, h, own):
+    how = _how("inputs", filters, geometry, h, own)
+    if how == "products":
         return _in_parts(_input_gradients, geometry, filters, h, d)
-    if _alone(h, own):
+    if how == "alone":
         alone = zip(d, h, filters.chunk(len(h)), strict=True)
         return torch.stack([_gradient(di, hi, f, geometry, of_input=True) for di, hi, f in alone])
     result = _gradient(_laid(d, own), _laid(h, own), filters, _of_block(geometry, len(h), own), of_input=True)
     return _restored(result, len(h), own)
+
+
+def _how(of: Of, filters: Tensor, geometry: Geometry, h: Tensor, own: bool) -> Way | None:
+    """Return the way of clients' own filters (C o, c, k, k); None if they are shared."""
+    return way(of, torch.Size((len(filters) // len(h), *filters.shape[1:])), geometry, h) if own else None
 
 
 def _gradient(d: Tensor, h: Tensor, filters: Tensor, geometry: Geometry, *, of_input: bool) -> Tensor:
@@ -164,10 +192,6 @@ def _gradient(d: Tensor, h: Tensor, filters: Tensor, geometry: Geometry, *, of_i
     return torch.ops.aten.convolution_backward(
         d, h, filters, None, stride, padding, dilation, False, [0, 0], groups, mask
     )[0 if of_input else 1]
-
-
-def _alone(h: Tensor, own: bool) -> bool:
-    return own and not h.is_cuda
 
 
 def _of_block(geometry: Geometry, clients: int, own: bool) -> Geometry:

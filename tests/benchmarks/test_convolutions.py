@@ -1,32 +1,29 @@
-"""Every way of a block's convolutions comes to the same gradients."""
+"""Every way of a block's convolutions comes to the same outputs and gradients."""
 
 import json
+from typing import get_args
 
 import pytest
 import torch
 
 from benchmarks import convolutions
+from benchmarks.convolutions import Way
 
 
 @pytest.mark.parametrize("layer", convolutions.LAYERS)
-def test_each_way_finds_the_same_gradients(layer):
-    inputs = convolutions.inputs(layer, 3)
-    x, filters, d = inputs
-    each = [torch.nn.grad.conv2d_weight(a, filters.shape[1:], b) for a, b in zip(x, d, strict=True)]
-    expected = [torch.stack(each)]
-    if x.requires_grad:
-        by_inputs = [torch.nn.grad.conv2d_input(a.shape, f, b) for a, f, b in zip(x, filters, d, strict=True)]
-        expected.append(torch.stack(by_inputs))
-    assert x.requires_grad == (layer not in ("lenet, 1", "cnn, 1"))
-    for way in convolutions.WAYS.values():
-        for found, right in zip(convolutions.gradients(way, *inputs), expected, strict=True):
-            torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-3)
+def test_each_way_finds_the_same(layer):
+    finds, taken = convolutions.problem(layer, 3, 2)
+    assert set(finds) == set(taken) == set(convolutions.WHAT)
+    for what, find in finds.items():
+        first, *others = [convolutions.found_by(way, find) for way in get_args(Way)]
+        for other in (*others, find()):
+            torch.testing.assert_close(other, first, rtol=1e-4, atol=1e-3, msg=what)
 
 
 def test_the_command(capsys):
-    convolutions.main(["--clients", "2", "--turns", "3"])
-    assert "patches over the first" in capsys.readouterr().out
-    convolutions.main(["--clients", "2", "--turns", "3", "--json"])
+    convolutions.main(["--clients", "2", "--batch", "3", "--turns", "1"])
+    assert "8 to 16" in capsys.readouterr().out
+    convolutions.main(["--clients", "2", "--batch", "3", "--turns", "1", "--json"])
     found = json.loads(capsys.readouterr().out)["layers"]
-    assert [(r["layer"], r["clients"]) for r in found] == [(layer, 2) for layer in convolutions.LAYERS]
-    assert set(found[0]["over"]) == {"groups", "patches"}
+    assert [(r["layer"], r["what"]) for r in found] == [(a, b) for a in convolutions.LAYERS for b in convolutions.WHAT]
+    assert {tuple(r["over"]) for r in found} == {("groups", "products"), ("products",)}
