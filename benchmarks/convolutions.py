@@ -34,18 +34,19 @@ from fedfleet.simulator.arithmetic.convolution import Geometry, Of, Patches, Way
 from fedfleet.simulator.executors.worker import prepare
 
 LAYERS = {
-    "LeNet, 1": (1, 6, 5, 28, 1, 0),
-    "LeNet, 2": (6, 16, 5, 12, 1, 0),
-    "McMahan's net, 1": (1, 32, 5, 28, 1, 2),
-    "McMahan's net, 2": (32, 64, 5, 14, 1, 2),
-    "one channel, small": (1, 8, 3, 14, 1, 0),
-    "colours": (3, 32, 3, 32, 1, 0),
-    "8 to 16": (8, 16, 5, 12, 1, 0),
-    "16 to 16": (16, 16, 3, 32, 1, 1),
-    "16 to 32, stride 2": (16, 32, 3, 16, 2, 1),
-    "32 to 32": (32, 32, 3, 8, 1, 1),
-    "32 to 64": (32, 64, 3, 30, 1, 0),
-    "64 to 64": (64, 64, 3, 4, 1, 1),
+    "1 to 6, 5 x 5, 28 (LeNet)": (1, 6, 5, 28, 1, 0),
+    "6 to 16, 5 x 5, 12 (LeNet)": (6, 16, 5, 12, 1, 0),
+    "1 to 32, 5 x 5, 28, padded": (1, 32, 5, 28, 1, 2),
+    "32 to 64, 5 x 5, 14, padded": (32, 64, 5, 14, 1, 2),
+    "1 to 8, 3 x 3, 14": (1, 8, 3, 14, 1, 0),
+    "3 to 32, 3 x 3, 32": (3, 32, 3, 32, 1, 0),
+    "8 to 16, 5 x 5, 12": (8, 16, 5, 12, 1, 0),
+    "16 to 16, 3 x 3, 32, padded": (16, 16, 3, 32, 1, 1),
+    "16 to 32, 3 x 3, 16, stride 2": (16, 32, 3, 16, 2, 1),
+    "16 to 32, 1 x 1, 32, stride 2": (16, 32, 1, 32, 2, 0),
+    "32 to 32, 3 x 3, 8, padded": (32, 32, 3, 8, 1, 1),
+    "32 to 64, 3 x 3, 30": (32, 64, 3, 30, 1, 0),
+    "64 to 64, 3 x 3, 4, padded": (64, 64, 3, 4, 1, 1),
 }
 """Channels in and out, side of the filters and of the images, stride, padding."""
 ON_GPU = {
@@ -180,7 +181,8 @@ def main(argv: list[str] | None = None) -> None:
     if args.json:
         print(json.dumps({"machine": command.machine(), "layers": found}))
         return
-    title = f"Convolutions of {clients} clients, {batch} images each, {torch.backends.cpu.get_cpu_capability()}"
+    kind = torch.backends.cpu.get_cpu_capability()
+    title = f"Convolutions of {clients} clients, {batch} images each, {kind} (* as the rule chooses)"
     columns = ["layer", "what", "one client at a time, ms", "groups over that", "products over that"]
     command.show(title, columns, [cells(row) for row in found])
 

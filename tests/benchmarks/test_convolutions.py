@@ -22,7 +22,7 @@ def test_each_way_finds_the_same(layer):
 
 def test_the_command(capsys):
     convolutions.main(["--clients", "2", "--batch", "3", "--turns", "1"])
-    assert "8 to 16" in capsys.readouterr().out
+    assert "8 to 16, 5 x 5" in capsys.readouterr().out
     convolutions.main(["--clients", "2", "--batch", "3", "--turns", "1", "--json"])
     found = json.loads(capsys.readouterr().out)["layers"]
     assert [(r["layer"], r["what"]) for r in found] == [(a, b) for a in convolutions.LAYERS for b in convolutions.WHAT]

@@ -302,11 +302,11 @@ def _flat(mapping: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     return leaves(_named_first(mapping), whole=LEAVES)
 
 
-def _named_first(value: Any) -> Any:
-    if not isinstance(value, Mapping):
+def _named_first(value: Any, path: str = "") -> Any:
+    if not isinstance(value, Mapping) or path in LEAVES:
         return value
     keys = sorted(value, key=lambda key: str(key).split(".")[-1] not in ("name", "kind"))
-    return {key: _named_first(value[key]) for key in keys}
+    return {key: _named_first(value[key], f"{path}.{key}" if path else str(key)) for key in keys}
 
 
 def _assign(raw: dict[str, Any], key: str, value: Any) -> None:

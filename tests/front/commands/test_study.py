@@ -77,6 +77,7 @@ def test_what_a_run_would_be_told_a_study_is_told_once():
 
 def test_a_kind_may_vary_beside_its_options():
     kinds = {"vary": {"availability.rate": [0.5, 0.1], "availability.kind": ["bernoulli"]}}
+    assert list(load(TINY, kinds).vary) == ["availability.rate", "availability.kind"]  # the first is the figures' axis
     trials = study.plan(load(TINY, {"availability": "always", **kinds})).trials
     assert [(t.config.availability.kind, t.config.availability.rate) for t in trials[:2]] == [
         ("bernoulli", r) for r in (0.5, 0.1)
