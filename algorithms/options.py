@@ -96,6 +96,8 @@ class ByName(Options):
     """Classes of ``torch.optim`` that may be named instead, with their own options."""
     used: ClassVar[Mapping[str, Sequence[str]]] = MappingProxyType({})
     """Options that not every name has, by the names that have them."""
+    needed: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """The option that a name needs, which has no default, by the name."""
 
     @classmethod
     def _of_some(cls) -> set[str]:
@@ -131,6 +133,8 @@ class ByName(Options):
             options = [called.get(key, key) for key in cls._options(known.name) if key not in known.fixed]
             raise ValueError(f"{name} has no option {lost[0]} here: choose among {', '.join(dict.fromkeys(options))}")
         given = {known.options.get(key, key): value for key, value in said.items() if key != cls.naming}
+        if (needed := cls.needed.get(known.name)) not in (None, *known.fixed, *given):
+            raise ValueError(f"{name} needs {called.get(needed, needed)}: give it")
         if isinstance(betas := given.pop("betas", None), list | tuple) and len(betas) == 2:
             given |= {"beta1": betas[0], "beta2": betas[1]}
         elif betas is not None:
@@ -157,6 +161,7 @@ class Schedule(ByName):
             "cosine": ("rounds", "floor", "by"),
         }
     )
+    needed = MappingProxyType({"step": "every"})
     torchs = MappingProxyType(
         {
             "StepLR": Torchs("step", {"step_size": "every", "gamma": "factor"}),

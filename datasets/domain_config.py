@@ -30,6 +30,11 @@ class DomainConfig(Options):
         return False
 
     @property
+    def draws(self) -> bool:
+        """Whether another seed of the partition groups otherwise."""
+        return False
+
+    @property
     def asked(self) -> tuple[str | int, ...]:
         """Domains that are to be targets, by name or number."""
         return ()
@@ -116,6 +121,11 @@ class Clusters(DomainConfig):
     def of_labels(self) -> bool:
         """Gradients alone do without."""
         return self.by != "gradient"
+
+    @property
+    def draws(self) -> bool:
+        """True: k-means begins at clients that are drawn."""
+        return True
 
     def group(self, clients: Population, seed: int, vectors: ClientFeatures | None = None) -> Population:
         """Return the clients by cluster."""

@@ -21,6 +21,11 @@ class PartitionConfig(Options, ABC):
     of_labels: ClassVar[bool] = False
     """Whether it looks at labels, which regression has none of."""
 
+    @property
+    def draws(self) -> bool:
+        """Whether another seed deals otherwise."""
+        return True
+
     def clients(self, asked: int | None) -> int:
         """Return how many clients there are to be: as many as are asked for, 100 if nobody says. Raises DataError."""
         return 100 if asked is None else asked
@@ -50,6 +55,11 @@ class LabelSorted(PartitionConfig):
 
     of_labels: ClassVar[bool] = True
     similarity: float = Field(0.0, ge=0, le=1, description="sim: share of the examples placed at random, not sorted")
+
+    @property
+    def draws(self) -> bool:
+        """Whether some are placed at random."""
+        return self.similarity > 0
 
     def split(
         self, labels: Tensor, domains: Tensor | None, clients: int, seed: int, targets: Collection[int] = ()
@@ -235,6 +245,11 @@ class File(PartitionConfig):
 
     path: str = Field(description="Parquet with the columns client and index, a row an example that is dealt")
     sha256: str | None = Field(None, description="Digest of what it deals to whom; a run says here what it was")
+
+    @property
+    def draws(self) -> bool:
+        """False: the file says who has what."""
+        return False
 
     def digest(self) -> str:
         """Return the digest of what the file deals. Raises DataError."""

@@ -115,7 +115,7 @@ def methods(
 ) -> str:
     """Return a paragraph in LaTeX that says what ran, from the configurations of runs by label and what a study varied."""
     every = [run for of in groups.values() for run in of]
-    over = [f"{_code(key)} over {escape(joined([plain_value(v) for v in values]))}" for key, values in varied.items()]
+    over = [f"{_code(key)} over {joined(_values(key, values, varied, every))}" for key, values in varied.items()]
     parts = [
         *_shared(groups, lambda run: f"Data are {_data(run)}."),
         *_shared(groups, lambda run: f"{_task(run)}."),
@@ -130,6 +130,18 @@ def methods(
         _versions(every),
     ]
     return "\n".join(filter(None, parts)) + "\n"
+
+
+def _values(key: str, values: Sequence[Any], varied: Mapping[str, Any], runs: Sequence[Run]) -> list[str]:
+    """Return the values of a key that varies; names of a section's kinds with the options that go with them."""
+    section, _, last = key.rpartition(".")
+    if last not in NAMES or section not in SECTIONS:
+        return [escape(plain_value(value)) for value in values]
+    told = []
+    for value in values:
+        given = next((found for run in runs if _name(found := _section(run, section)) == value), {})
+        told.append(_with(str(value), {k: v for k, v in _plain(given).items() if f"{section}.{k}" not in varied}))
+    return told
 
 
 def _weights(groups: Mapping[str, Sequence[Run]]) -> str:
@@ -310,7 +322,9 @@ def _tuned(search: Mapping[str, Any] | None) -> str:
 
 def _seeds(runs: Sequence[Run]) -> Iterator[str]:
     seeds = sorted({run.seed for run in runs if isinstance(run.seed, int)})
-    if seeds:
+    if len(seeds) == 1:
+        yield f"The seed is {seeds[0]}."
+    elif seeds:
         yield f"Seeds are {escape(joined(list(map(str, seeds))))}; results are mean and sample standard deviation over them."
     if (held := variance.held(runs, advice=False)) is not None:
         yield escape(held)

@@ -21,7 +21,7 @@ from fedfleet.datasets.registry import DATASETS, FEDERATED, Asked
 from fedfleet.simulator.algorithm import Algorithm, Problem, Task
 from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.domains import Grouped
-from fedfleet.simulator.errors import ConfigError, one_line
+from fedfleet.simulator.errors import ConfigError, one_line, show
 from fedfleet.simulator.held_out import HeldOut
 from fedfleet.simulator.population import InMemoryPopulation, Population
 from fedfleet.simulator.registry import ByPath
@@ -269,9 +269,21 @@ def _clients(config: Config, data: Data) -> Population:
     return InMemoryPopulation({"x": examples.x, "y": examples.y}, partition.indices, partition.offsets, domain)
 
 
+def _check_drawn(config: Config) -> None:
+    """Refuse a seed by which nothing is drawn. Raises ConfigError."""
+    p = config.population
+    drawn = p.partition.draws or p.held_out or p.root or config.domains.draws or isinstance(p.dataset, ByPath)
+    if p.partition_seed != 0 and not drawn:
+        raise ConfigError(
+            f"population.partition_seed={show(p.partition_seed)}: {p.partition.kind} draws nothing as it is set, so every seed has "
+            f"the same clients: leave it out, or choose another partition"
+        )
+
+
 def dealt(config: Config, data: Dataset) -> Partition:
     """Return which training examples of a data set every client holds, as configured. Raises ConfigError, DataError."""
     check_targets(config, data)
+    _check_drawn(config)
     p, examples, chosen = config.population, data.train, config.population.partition
     clients, apart = chosen.clients(p.clients), targets(config, data)
     try:

@@ -64,7 +64,10 @@ def checked(options: Tuning, rounds: int) -> dict[str, Distribution]:
         if options.trials is not None:
             raise ConfigError(f"tune.trials={options.trials}: a grid has every combination: leave it out")
     elif options.trials is None:
-        raise ConfigError("tune.trials: not given: say how many configurations are to be drawn")
+        raise ConfigError(
+            "tune.trials: not given: say how many configurations are to be drawn, or take tune.searcher=grid, which tries every "
+            "combination of choices"
+        )
     if rounds < 1:
         raise ConfigError(f"rounds={rounds}: nothing is learnt: give more")
     if options.scheduler == "none" and options.min_rounds is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedfleet.files.documents import dump
@@ -50,7 +50,7 @@ from torch import nn
 {of}
 net = {net}
 net.load_state_dict({{name[2:]: leaf for name, leaf in load_file("{weights}").items()}}{strict})
-optimizer = torch.optim.SGD(net.parameters(), lr={lr})
+optimizer = {optimizer}
 for x, y in loader:  # {yours}yours: x (n, {shape}), y (n,)
     optimizer.zero_grad()
     {loss}(net(x), y).backward()
@@ -58,6 +58,8 @@ for x, y in loader:  # {yours}yours: x (n, {shape}), y (n,)
 ```"""
 
 
+OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adagrad": "Adagrad"}
+"""Torch's names of the clients' optimisers."""
 Net = tuple[str, str]
 """A net in Python: a line that says where it is from, empty for torch, and an expression."""
 
@@ -112,11 +114,10 @@ def _plain(run: Run, net: Net | None) -> str:
     if net is None or shape is None:
         return ""
     loss = "nn.functional.cross_entropy" if run.get("task", "name") == "classification" else "loss"
-    lr = run.get("algorithm", "lr")
     yours = "" if loss != "loss" else "loss and loader are "
     told = {
         "yours": yours,
-        "lr": lr if isinstance(lr, int | float) else 0.1,
+        "optimizer": _optimizer(run),
         "shape": ", ".join(map(str, shape)),
         "loss": loss,
     }
@@ -124,6 +125,24 @@ def _plain(run: Run, net: Net | None) -> str:
     seed = "\ntorch.manual_seed(0)  # for what the net draws and does not learn, which the file has not"
     strict = ", strict=False" if of else ""
     return PLAIN.format(of=f"{of}\n{seed}" if of else "", net=made, strict=strict, weights=WEIGHTS, **told)
+
+
+def _optimizer(run: Run) -> str:
+    """Return the clients' optimiser in torch's words, at the rate with which it began."""
+    options = run.config.get("algorithm")
+    while isinstance(options, Mapping) and "lr" not in options and isinstance(options.get("of"), Mapping):
+        options = options["of"]
+    options = options if isinstance(options, Mapping) else {}
+    how, lr, falls = options.get("client_optimizer"), options.get("lr"), options.get("lr_schedule")
+    how = how if isinstance(how, Mapping) else {}
+    name = OPTIMIZERS.get(str(how.get("name")), "SGD")
+    given: dict[str, Any] = {"lr": lr if isinstance(lr, int | float) else 0.1}
+    if name == "Adam" and {"beta1", "beta2"} <= how.keys():
+        given["betas"] = (how["beta1"], how["beta2"])
+    given |= {key: how[key] for key in ("momentum", "nesterov", "weight_decay") if how.get(key)}
+    begun = isinstance(falls, Mapping) and falls.get("kind", "constant") != "constant"
+    said = ", ".join(f"{key}={value}" for key, value in given.items())
+    return f"torch.optim.{name}(net.parameters(), {said}){'  # lr of the first round' * begun}"
 
 
 def _name(run: Run) -> str:

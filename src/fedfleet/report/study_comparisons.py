@@ -214,7 +214,10 @@ def gets_back(tables: Tables) -> Iterator[str]:
     clear = [each for each, p in zip(costs, adjusted, strict=True) if p < LEVEL and each.cost.mean > 0]
     if not clear:
         key = next(iter(tables.varied))
-        yield f"What {key} costs {reference} lies within the spread of the seeds, so nobody can be said to get it back."
+        yield (
+            f"At no single value of {key} is the cost for {reference} beyond the spread of the seeds ({len(costs)} tests, Holm's "
+            f"correction), so nobody can be said to get it back."
+        )
         return
     most = max(clear, key=lambda each: each.cost.mean)
     where = joined([f"{key} = {plain_value(value)}" for key, value in most.point.items()])

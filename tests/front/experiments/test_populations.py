@@ -14,7 +14,7 @@ import torch
 import yaml
 
 import fedfleet
-from fedfleet.config.population import data_key, load_data, make_population
+from fedfleet.config.population import data_key, dealt, load_data, make_population
 from fedfleet.datasets.examples import Examples
 from fedfleet.datasets.synthetic import SyntheticPopulation
 from fedfleet.simulator.arithmetic import rng
@@ -211,6 +211,18 @@ def test_every_seed_may_deal_its_clients_anew():
     assert data_key(anew) == data_key(fedfleet.load(SMALL, {"population.partition_seed": 3}))
     with pytest.raises(fedfleet.ConfigError, match=r"population\.partition_seed='seeds'"):
         fedfleet.load({"population.partition_seed": "seeds"})
+
+
+def test_a_seed_by_which_nothing_is_drawn_is_refused():
+    given = {"population": {"partition": "label_sorted", "partition_seed": "seed"}, "task": {"model": "logistic"}}
+    config = fedfleet.load(given)
+    with pytest.raises(fedfleet.ConfigError, match=r"population\.partition_seed='seed'"):
+        dealt(config, load_data(config))
+    for drawn in (
+        {"population.partition.similarity": 0.1},
+        {"population.held_out": 0.2, "evaluation.per_client": True},
+    ):
+        assert dealt(fedfleet.load(given, drawn), load_data(config))
 
 
 def test_synthetic_data_are_the_same_for_every_seed_of_the_run():

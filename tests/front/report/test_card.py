@@ -61,6 +61,27 @@ def test_what_does_not_hold_is_said(tmp_path: Path) -> None:
     assert "model-index" not in head(text)
 
 
+def test_one_goes_on_with_the_optimiser_that_trained(tmp_path: Path) -> None:
+    adam = {"name": "adam", "beta1": 0.8, "beta2": 0.99, "weight_decay": 0.1}
+    falls = {"kind": "step", "every": 3, "factor": 0.5}
+    rows = {
+        "SGD(net.parameters(), lr=0.2)\n": {"lr": 0.2},
+        "SGD(net.parameters(), lr=0.2, momentum=0.9)  # lr of the first round\n": {
+            "of": {
+                "lr": 0.2,
+                "client_optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": False},
+                "lr_schedule": falls,
+            }
+        },
+        "Adam(net.parameters(), lr=0.2, betas=(0.8, 0.99), weight_decay=0.1)\n": {"lr": 0.2, "client_optimizer": adam},
+    }
+    for i, (wanted, options) in enumerate(rows.items()):
+        config = {"task": {"name": "classification"}, "algorithm": {"name": "fedavg", **options}}
+        said = {"status": "finished", "examples": {"shape": [2]}}
+        run = read(make_run(tmp_path / str(i), rounds=None, summary=said, config=config))
+        assert f"optimizer = torch.optim.{wanted}" in card(run, ("", "nn.Linear(2, 3)"))
+
+
 def test_the_two_players_of_a_game_are_read_as_tensors(tmp_path: Path) -> None:
     game = {"seed": 0, "task": {"name": "auc"}, "algorithm": {"name": "coda"}}
     text = card(read(make_run(tmp_path / "run", config=game)))
