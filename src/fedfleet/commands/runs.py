@@ -181,6 +181,8 @@ def _said(where: str, error: str, names: Sequence[str]) -> str:
     )
     if lost:
         name = lost[1] or lost[2]
+        if re.search(rf"[=<>]\s*{re.escape(name)}(?![\w.(])", where):
+            return f"--where={where!r}: {name} is no column: if it is text, quote it: '{name}'"
         meant = re.search(rf"(?<![\w.]){re.escape(name)}\.[\w./]*", where)
         return unknown("--where", meant[0] if meant else name, list(dict.fromkeys(names)))
     first = one_line(error.split("\n")[0])

@@ -110,6 +110,7 @@ def test_the_command_shows_a_table_or_json(folder: Path, command) -> None:
 
 
 REFUSED = [
+    (["--where", "algorithm = fedavg"], "quote it: 'fedavg'"),
     (["--where", "availability.rat < 0.5"], "--where='availability.rat': unknown; did you mean 'availability.rate'?"),
     (["--where", "algorithm = "], "--where='algorithm = '"),
     (["--where", "seed = (select count(*) from read_csv('/etc/passwd'))"], "--where="),
