@@ -14,7 +14,7 @@ from fedfleet.report.groups import versions
 from fedfleet.report.settings import settings
 from fedfleet.report.sheet import Grid, blocks, fill, write
 from fedfleet.report.study_comparisons import gets_back, grids, verdict
-from fedfleet.report.study_tables import DONE, SENT, Frame, Tables, combinations, selected
+from fedfleet.report.study_tables import DONE, SENT, WORST, Frame, Tables, combinations, selected
 from fedfleet.report.tables import Run
 from fedfleet.report.words import MISSING, count, joined, mean_sd, number, plain_value, quantity, share
 
@@ -184,6 +184,8 @@ def _results(tables: Tables, metrics: Sequence[str]) -> Grid:
     head = ["label", *tables.varied, "n"]
     for m in metrics:
         head += [f"final {m}", f"best {m}"]
+    worst = WORST in study
+    head += ["recall of the worst class"] * worst
     if to_target:
         head += [
             f"reached {tables.target}",
@@ -202,6 +204,7 @@ def _results(tables: Tables, metrics: Sequence[str]) -> Grid:
         ]
         for m in metrics:
             row += [mean_sd(done[f"{part}/{m}"].tolist()) for part in ("final", "best")]
+        row += [mean_sd(done[WORST].tolist())] if worst else []
         if to_target:
             there = done[done["target/rounds"].notna()]
             row.append(f"{len(there)} of {len(done)}")

@@ -20,6 +20,7 @@ from fedfleet.files.summary import KEPT
 from fedfleet.report.shown import asked_for, parted
 from fedfleet.report.significance import Ranks, difference, ranked
 from fedfleet.report.tables import Run, answered, counted, gini, read, told_in
+from fedfleet.report.traps import worst_recalls
 from fedfleet.report.values import names, plain
 from fedfleet.simulator.driver.evaluation import less_is_better
 
@@ -32,7 +33,9 @@ DONE = ("finished", "stopped")
 SENT = ("floats", "bytes_up", "bytes_down")
 """What has been sent, floats both ways."""
 TO_TARGET = ("target/rounds", *(f"target/{what}" for what in SENT), "target/virtual_s")
-COUNTED = ("clients", "aborted_attempts", "rounds_done", *SENT)
+WORST = "worst_recall"
+"""The share that the last model finds of the test examples of the class which it serves worst."""
+COUNTED = ("clients", "worst_class", "aborted_attempts", "rounds_done", *SENT)
 """Whole numbers, missing where a trial failed."""
 WALL_CLOCK = ("seconds",)
 """Columns that differ from one time to the next."""
@@ -198,6 +201,8 @@ def _row(run: Run, curve: Frame, part: Frame, target: Target | None) -> dict[str
     row: dict[str, Any] = {"clients": size}
     for section in ("final", "best", *(["selected"] if run.section("selected") else [])):
         row |= {f"{section}/{m}": run.summarised(section, f"eval/{m}") for m in run.metrics}
+    for label, found in worst_recalls([run]):
+        row |= {WORST: found, "worst_class": label}
     if target is not None:
         row |= dict(zip(TO_TARGET, reached(curve, target), strict=True))
     row |= {"gini": gini(heard[heard > 0], size), "never_completed": 1 - float((heard > 0).sum()) / size}

@@ -160,7 +160,8 @@ def test_a_folder_is_worked_in_by_one_at_a_time(done):
 
 @pytest.mark.slow
 def test_every_seed_may_deal_anew_and_a_difference_may_be_sought(config, tmp_path, command):
-    of = ["study", config, "compare=null", "population.partition_seed=seed", "--vary", VARY[0], "--jobs", "1"]
+    drawn = ["population.partition_seed=seed", "population.partition.similarity=0.2"]
+    of = ["study", config, "compare=null", *drawn, "--vary", VARY[0], "--jobs", "1"]
     of += ["--seeds", "2", "--power", "0.05", "--out", str(tmp_path / "study")]
     status, said, error = command(*of)
     assert status == 0, error
@@ -176,6 +177,7 @@ def test_every_seed_may_deal_anew_and_a_difference_may_be_sought(config, tmp_pat
         "executor.kind": "local",
         "seed": 1,
         "population.partition_seed": 1,
+        "population.partition.similarity": 0.2,
     }
     alone = fedfleet.run(load(TINY, given), out=tmp_path / "alone")
     there = fedfleet.open_run(trials / "rate-1.0" / "seed-1")
@@ -369,7 +371,12 @@ def test_rules_against_attacks_are_one_table_and_traffic_is_in_bytes_where_it_is
     prepared = study.prepare(study.plan(config, [], 1, "eval/accuracy=0.11"), SILENT)
     found = study.run(prepared, tmp_path / "study", SILENT, 1)
     assert found.study["attack"].tolist() == ["none", "sign_flip"] * 2
-    assert (tmp_path / "study" / "trials" / "mean-attack-sign_flip").is_dir()
+    classes = pd.read_parquet(tmp_path / "study" / "trials" / "mean-attack-sign_flip" / "seed-0" / "classes.parquet")
+    of = classes.groupby("label")["examples"].sum()
+    right = classes.query("label == predicted").set_index("label")["examples"].reindex(of.index, fill_value=0)
+    row = found.study.query("label == 'mean' and attack == 'sign_flip'").iloc[0]
+    assert (row["worst_recall"], row["worst_class"]) == ((right / of).min(), (right / of).idxmin())
+    assert "recall of the worst class" in (tmp_path / "study" / "report.html").read_text()
     page = Page(tmp_path / "study" / "report.html").text
     table = " ".join(["label none sign_flip", *(
         f"{rule} " + " ".join(number(v) for v in found.study[found.study.label == rule]["final/accuracy"]) for rule in rules
