@@ -61,11 +61,9 @@ ON_GPU = {
     "64 to 128, 1x1": (16, 32, 64, 128, 1, 32, 2, 0),
 }
 """Clients, batch, channels in and out, side of the filters and of the images, stride, padding."""
-
-
 SHARED = "shared filters"
 WHAT: dict[str, Of] = {"outputs": "outputs", "filters": "filters", SHARED: "filters", "inputs": "inputs"}
-"""What is timed, and as what the engine's rule knows it."""
+"""Names of all that is timed, and what the engine's rule calls it."""
 ALONE = "alone"
 Find = Callable[[], Tensor]
 

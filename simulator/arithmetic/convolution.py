@@ -16,7 +16,7 @@ from torch import Tensor
 
 PATCHED = 64
 """Images whose patches are held at once on a CPU."""
-PATCHES, ON_GPU = 1 << 22, 1 << 27
+PATCHES, PATCHES_ON_GPU = 1 << 22, 1 << 27
 """Floats of patches that are held at once, where clients have filters of their own; those of one client always are."""
 SMALL = 2048
 """Output places of a client's batch up to which a call of its own costs more than a group of a shared one."""
@@ -24,7 +24,7 @@ AVX2 = torch.backends.cpu.get_cpu_capability() == "AVX2"
 """Whether the processor has AVX2 and no AVX-512: torch is slow there at gradients by filters that see one channel."""
 
 Of = Literal["outputs", "filters", "inputs"]
-"""What is computed: the outputs, or the gradient by the filters or by the inputs."""
+"""The quantity computed: the outputs, or the gradient by the filters or by the inputs."""
 Way = Literal["alone", "groups", "products"]
 
 
@@ -129,7 +129,7 @@ def _by_patches(d: Tensor, h: Tensor, filters: Tensor, geometry: Geometry) -> Te
 def _in_parts(of: Callable[..., Tensor], geometry: Geometry, filters: Tensor, h: Tensor, *more: Tensor) -> Tensor:
     """Call ``of`` with filters (C, o, c, k, k), inputs and more of so many clients that their patches are few enough; join it."""
     each = h[0].numel() * math.prod(filters.shape[2:]) // math.prod(geometry.stride)
-    clients = max(1, (ON_GPU if h.is_cuda else PATCHES) // max(1, each))
+    clients = max(1, (PATCHES_ON_GPU if h.is_cuda else PATCHES) // max(1, each))
     parts = (t.split(clients) for t in (filters.unflatten(0, (len(h), -1)), h, *more))
     return torch.cat([of(geometry, *part) for part in zip(*parts, strict=True)])
 

@@ -200,10 +200,12 @@ def open_runs(folder: Path | str, task: Task | None = None, data: Data | None = 
     if not is_there(out):
         raise ConfigError(f"{out}: no such folder: give what was given as out")
     if not is_there(out / CAMPAIGN):
+        from fedfleet.report.study_tables import MARK
+
         fix = "give the folder of several runs"
         if is_there(out / SUMMARY):
             fix = "it is one run: take fedfleet.open_run"
-        elif is_there(out / "study.json"):
+        elif is_there(out / MARK):
             fix = "it is a study: read its Parquet tables, and open each trial by fedfleet.open_run"
         raise ConfigError(f"{out}: no {CAMPAIGN} there: {fix}")
     config = load(out / CAMPAIGN, trust=trust)

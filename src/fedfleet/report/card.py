@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from fedfleet.files.documents import dump
@@ -11,7 +11,7 @@ from fedfleet.files.writing import write_text
 from fedfleet.report.overview import headline, of_run
 from fedfleet.report.settings import settings
 from fedfleet.report.sheet import Grid
-from fedfleet.report.tables import Run
+from fedfleet.report.tables import Run, mapping
 from fedfleet.report.words import number
 
 CARD = "model_card.md"
@@ -129,20 +129,21 @@ def _plain(run: Run, net: Net | None) -> str:
 
 def _optimizer(run: Run) -> str:
     """Return the clients' optimiser in torch's words, at the rate with which it began."""
-    options = run.config.get("algorithm")
-    while isinstance(options, Mapping) and "lr" not in options and isinstance(options.get("of"), Mapping):
-        options = options["of"]
-    options = options if isinstance(options, Mapping) else {}
-    how, lr, falls = options.get("client_optimizer"), options.get("lr"), options.get("lr_schedule")
-    how = how if isinstance(how, Mapping) else {}
+    options = mapping(run.config.get("algorithm"))
+    while "lr" not in options and "of" in options:
+        options = mapping(options["of"])
+    how = mapping(options.get("client_optimizer"))
     name = OPTIMIZERS.get(str(how.get("name")), "SGD")
+    # A received file may have other things there, which are no code to print.
+    numbers = {key: value for key, value in how.items() if isinstance(value, int | float)}
+    lr = options.get("lr")
     given: dict[str, Any] = {"lr": lr if isinstance(lr, int | float) else 0.1}
-    if name == "Adam" and {"beta1", "beta2"} <= how.keys():
-        given["betas"] = (how["beta1"], how["beta2"])
-    given |= {key: how[key] for key in ("momentum", "nesterov", "weight_decay") if how.get(key)}
-    begun = isinstance(falls, Mapping) and falls.get("kind", "constant") != "constant"
+    if name == "Adam" and {"beta1", "beta2"} <= numbers.keys():
+        given["betas"] = (numbers["beta1"], numbers["beta2"])
+    given |= {key: numbers[key] for key in ("momentum", "nesterov", "weight_decay") if numbers.get(key)}
+    falls = mapping(options.get("lr_schedule")).get("kind", "constant") != "constant"
     said = ", ".join(f"{key}={value}" for key, value in given.items())
-    return f"torch.optim.{name}(net.parameters(), {said}){'  # lr of the first round' * begun}"
+    return f"torch.optim.{name}(net.parameters(), {said}){'  # lr of the first round' * falls}"
 
 
 def _name(run: Run) -> str:

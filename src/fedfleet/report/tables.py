@@ -77,7 +77,7 @@ class Run:
 
     def get(self, section: str, key: str) -> Any:
         """`config[section][key]`, the name where that is a thing with options, or None where either is missing."""
-        here = _mapping(self.config.get(section))
+        here = mapping(self.config.get(section))
         value = here.get(key, here.get("own"))  # made in Python
         while isinstance(value, dict):
             value = value.get("own", value.get("name"))
@@ -85,7 +85,7 @@ class Run:
 
     def section(self, key: str) -> dict[str, Any]:
         """A section of `summary.json`: "initial", "final", "best" or "selected", by `eval/<metric>`; empty if it is missing."""
-        return _mapping(self.summary.get(key))
+        return mapping(self.summary.get(key))
 
     def summarised(self, key: str, column: str | None = None) -> float | None:
         """A finite number of `summary.json`, by key or by section and column, else None."""
@@ -211,7 +211,7 @@ def by_each(table: Table, key: str, column: str) -> dict[float, np.ndarray] | No
 def told_in(runs: Iterable[Run]) -> Literal["floats", "bytes"]:
     """What traffic is told in: floats, but bytes where numbers are sent at other widths in some of the runs."""
     narrow = (
-        any(_mapping(run.config.get("transforms")).values()) or run.config.get("secure_aggregation") for run in runs
+        any(mapping(run.config.get("transforms")).values()) or run.config.get("secure_aggregation") for run in runs
     )
     return "bytes" if any(narrow) else "floats"
 
@@ -275,11 +275,11 @@ def read(path: Path, checked: Sequence[str] = (*KEPT, *TOLD), wanted: Collection
     check_files(path, files, checked, may_lack=MODELS)
     config_text = _text(path / "config.yaml")
     try:
-        config = _mapping(parse(config_text))
+        config = mapping(parse(config_text))
     except ValueError as error:
         raise ConfigError(f"{path / 'config.yaml'}: not readable as YAML; mend or remove it ({error})") from None
     algorithm = config.get("algorithm")
-    named = _mapping(algorithm).get("name") or _mapping(_mapping(algorithm).get("own")).get("name")
+    named = mapping(algorithm).get("name") or mapping(mapping(algorithm).get("own")).get("name")
     found: dict[str, Table] = {name: _table(path / f"{name}.parquet") if name in wanted else {} for name in OF_RUNS}
     return Run(
         path=path,
@@ -341,5 +341,5 @@ def _text(path: Path) -> str:
         raise ConfigError(f"{path}: cannot be read; mend or remove it ({one_line(error)})") from None
 
 
-def _mapping(value: Any) -> dict[str, Any]:
+def mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}

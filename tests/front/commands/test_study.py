@@ -371,7 +371,9 @@ def test_rules_against_attacks_are_one_table_and_traffic_is_in_bytes_where_it_is
     prepared = study.prepare(study.plan(config, [], 1, "eval/accuracy=0.11"), SILENT)
     found = study.run(prepared, tmp_path / "study", SILENT, 1)
     assert found.study["attack"].tolist() == ["none", "sign_flip"] * 2
-    classes = pd.read_parquet(tmp_path / "study" / "trials" / "mean-attack-sign_flip" / "seed-0" / "classes.parquet")
+    trial = tmp_path / "study" / "trials" / "mean-attack-sign_flip"
+    assert trial.is_dir()
+    classes = pd.read_parquet(trial / "seed-0" / "classes.parquet")
     of = classes.groupby("label")["examples"].sum()
     right = classes.query("label == predicted").set_index("label")["examples"].reindex(of.index, fill_value=0)
     row = found.study.query("label == 'mean' and attack == 'sign_flip'").iloc[0]
