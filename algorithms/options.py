@@ -85,6 +85,8 @@ class Torchs(NamedTuple):
     name: str
     options: Mapping[str, str] = MappingProxyType({})
     fixed: Mapping[str, Any] = MappingProxyType({})
+    needed: str | None = None
+    """Of its options that which has no default in torch."""
 
 
 class ByName(Options):
@@ -96,8 +98,6 @@ class ByName(Options):
     """Classes of ``torch.optim`` that may be named instead, with their own options."""
     used: ClassVar[Mapping[str, Sequence[str]]] = MappingProxyType({})
     """Options that not every name has, by the names that have them."""
-    needed: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """The option that a name needs, which has no default, by the name."""
 
     @classmethod
     def _of_some(cls) -> set[str]:
@@ -133,8 +133,8 @@ class ByName(Options):
             options = [called.get(key, key) for key in cls._options(known.name) if key not in known.fixed]
             raise ValueError(f"{name} has no option {lost[0]} here: choose among {', '.join(dict.fromkeys(options))}")
         given = {known.options.get(key, key): value for key, value in said.items() if key != cls.naming}
-        if (needed := cls.needed.get(known.name)) not in (None, *known.fixed, *given):
-            raise ValueError(f"{name} needs {called.get(needed, needed)}: give it")
+        if known.needed is not None and known.options[known.needed] not in given:
+            raise ValueError(f"{name} needs {known.needed}: give it")
         if isinstance(betas := given.pop("betas", None), list | tuple) and len(betas) == 2:
             given |= {"beta1": betas[0], "beta2": betas[1]}
         elif betas is not None:
@@ -161,17 +161,16 @@ class Schedule(ByName):
             "cosine": ("rounds", "floor", "by"),
         }
     )
-    needed = MappingProxyType({"step": "every"})
     torchs = MappingProxyType(
         {
-            "StepLR": Torchs("step", {"step_size": "every", "gamma": "factor"}),
-            "ExponentialLR": Torchs("step", {"gamma": "factor"}, {"every": 1}),
-            "CosineAnnealingLR": Torchs("cosine", {"T_max": "rounds"}),
+            "StepLR": Torchs("step", {"step_size": "every", "gamma": "factor"}, needed="step_size"),
+            "ExponentialLR": Torchs("step", {"gamma": "factor"}, {"every": 1}, needed="gamma"),
+            "CosineAnnealingLR": Torchs("cosine", {"T_max": "rounds"}, needed="T_max"),
         }
     )
     kind: Literal["constant", "power", "step", "cosine"] = "constant"
     """constant; power: 1 / (t / over + 1)^exponent; step: factor^(t // every); cosine: from 1 to ``floor`` over
-    ``rounds``."""
+    ``rounds``. Or torch's StepLR, ExponentialLR and CosineAnnealingLR, with torch's options."""
     exponent: float | None = Field(default=None, ge=0)
     """power only; 0.5 if not given."""
     over: float | None = Field(default=None, gt=0)
@@ -223,6 +222,18 @@ class Schedule(ByName):
                 return 1.0
 
 
+def rate_left(algorithm: Any, rounds: int) -> float:
+    """Return the share of its learning rate with which an algorithm, by its options, began the last of so many rounds.
+
+    It is that of clients' first epochs; 1 where no schedule is among the options.
+    """
+    while not isinstance(schedule := getattr(algorithm, "lr_schedule", None), Schedule):
+        if (algorithm := getattr(algorithm, "of", None)) is None:
+            return 1.0
+    epochs = (getattr(algorithm, "epochs", None) or 1) if schedule.by == "epoch" else 1
+    return schedule.at(max(0, rounds - 1) * epochs, epochs)
+
+
 class ClientOptimizer(ByName):
     """The rule for directions, as in torch.optim, whose names do too."""
 
@@ -231,6 +242,7 @@ class ClientOptimizer(ByName):
     )
     used = MappingProxyType({"sgd": ("momentum", "nesterov"), "adam": ("beta1", "beta2", "eps"), "adagrad": ("eps",)})
     name: Literal["sgd", "adam", "adagrad"] = "sgd"
+    """Or torch's SGD, Adam and Adagrad, with torch's options."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
     """SGD only."""
     nesterov: bool = False

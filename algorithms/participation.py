@@ -26,9 +26,10 @@ Where clients count by their examples, n_i over its mean stands before each term
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from pydantic import Field, model_validator
@@ -63,6 +64,15 @@ class Correction(ByName):
     """How a mean over the clients heard is corrected for those who are heard less often than others."""
 
     naming = "kind"
+    used = MappingProxyType(
+        {
+            "none": (),
+            "known_p": ("normalise", "cap"),
+            "fedau": ("normalise", "cutoff", "count", "pool"),
+            "mifa": ("start",),
+            "fedvarp": ("chances", "cap"),
+        }
+    )
     kind: Literal["none", "known_p", "fedau", "mifa", "fedvarp"] = "none"
     """none; known_p: divide by the chance of being online; fedau: multiply by the mean interval between answers; mifa, fedvarp: use
     the last answer of each client that is not heard."""
@@ -81,22 +91,12 @@ class Correction(ByName):
     chances: bool = False
     """fedvarp: divide differences by the chance of being online, so that each step has the right mean."""
 
-    takes: ClassVar[Mapping[str, Set[str]]] = {
-        "none": set(),
-        "known_p": {"normalise", "cap"},
-        "fedau": {"normalise", "cutoff", "count", "pool"},
-        "mifa": {"start"},
-        "fedvarp": {"chances", "cap"},
-    }
-    """The options that each kind has."""
-
     @model_validator(mode="after")
     def _applies(self) -> Correction:
         idle = (
             {"cutoff"} if self.pool == "domain" else {"cap"} if self.kind == "fedvarp" and not self.chances else set()
         )
-        every = set().union(*self.takes.values())
-        refuse_others(self, self.kind, self.takes[self.kind] - idle, every)
+        refuse_others(self, self.kind, {*self.used[self.kind]} - idle, self._of_some())
         if self.pool == "domain" and self.count != "invitations":
             raise ValueError("pool=domain: it counts invitations: set count=invitations")
         return self

@@ -218,7 +218,7 @@ ALGORITHMS = Registry(
     given=("algorithm",),
     elsewhere={
         **{f"fed{rule}": f"fedopt with algorithm.server_optimizer={rule}" for rule in ("adam", "yogi", "adagrad")},
-        **{kind: f"fedavg with algorithm.correction={kind}" for kind in Correction.takes if kind != "none"},
+        **{kind: f"fedavg with algorithm.correction={kind}" for kind in Correction.used if kind != "none"},
         "fedavgm": "fedopt with algorithm.server_optimizer={name: sgd, momentum: 0.9}",
         **{
             rule: f"robust with algorithm.rule={rule}"

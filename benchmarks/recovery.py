@@ -311,7 +311,7 @@ def show(found: Any, search: Search) -> None:
                 text = _text(at[method, where])
                 if measure != "bias" and where != online[0] and method != methods[0] and text != "-":
                     cells = [sign * at[key] for key in ((method, where), (methods[0], where), (methods[0], online[0]))]
-                    text += f" R {recovery(*cells):.2f}{'*' if clear[where][method] else ''}"
+                    text += f" R {recovery(*cells).part:.2f}{'*' if clear[where][method] else ''}"
                 line.append(text)
             lines.append(line)
         command.show(f"{measure}, tuned {protocol}: mean (sd)", ["method", *shown], lines)

@@ -43,6 +43,13 @@ def test_an_optimiser_is_torchs(name: str, given: dict[str, Any], prefix: str):
         torch.testing.assert_close(leaf, theirs, rtol=1e-6, atol=0)
 
 
+def test_an_option_that_torch_wants_is_wanted():
+    for name, given in SCHEDULES:
+        needed = next(iter(given))
+        with pytest.raises(ValidationError, match=f"{name} needs {needed}: give it"):
+            Schedule.model_validate(name)
+
+
 @pytest.mark.parametrize("given", ["AdamW", {"name": "Adam", "betas": 0.9}, {"name": "SGD", "betas": (0.5, 0.9)}])
 def test_what_has_no_counterpart_is_refused(given):
     with pytest.raises(ValidationError):

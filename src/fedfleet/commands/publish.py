@@ -17,6 +17,7 @@ from fedfleet.files.writing import write_text
 from fedfleet.report import publication, run_folders, tables, variance
 from fedfleet.report.groups import grouped
 from fedfleet.report.latex import escape
+from fedfleet.report.settings import HIDDEN, USED
 from fedfleet.report.study_tables import Tables
 from fedfleet.report.tables import Run
 from fedfleet.report.traps import counted
@@ -39,7 +40,7 @@ DEMSAR = Paper(
     2006,
 )
 YEAR = 2026
-FIRST = ("lr", "dual_lr", "batch_size", "steps", "epochs")
+FIRST = ("lr", "dual_lr", "batch_size", "steps", "epochs", "client_optimizer")
 """Options of an algorithm that are told whether or not they are the defaults."""
 UNTOLD = ("name", "kind", "of", "sha256", "digest", "source", "min_size")
 """Keys that are no options, or are told elsewhere."""
@@ -122,6 +123,7 @@ def methods(
         *_shared(groups, lambda run: f"{_participation(run)}."),
         *(f"{escape(label)} is {_algorithm(of[0])}." for label, of in groups.items()),
         _weights(groups),
+        *_shared(groups, lambda run: f"{_evaluation(run)}."),
         *_shared(groups, _features),
         f"We vary {joined(over)}; what is said above is the first value." if over else "",
         _tuned(search),
@@ -145,10 +147,10 @@ def _values(key: str, values: Sequence[Any], varied: Mapping[str, Any], runs: Se
 
 
 def _weights(groups: Mapping[str, Sequence[Run]]) -> str:
-    """Say how clients count where labels differ in it: defaults do, and are not told with the algorithms."""
+    """Say how clients count, and in which labels where they differ in it."""
     how = counted(groups)
-    told = [f"{weight} in {escape(joined(labels))}" for weight, labels in how.items()]
-    return f"Clients count {'; '.join(told)}." if len(how) > 1 else ""
+    told = [f"{weight} in {escape(joined(labels))}" if len(how) > 1 else weight for weight, labels in how.items()]
+    return f"Clients count {'; '.join(told)}." if how else ""
 
 
 def bibliography(groups: Mapping[str, Sequence[Run]], *, ranked: bool) -> list[str]:
@@ -259,10 +261,23 @@ def _data(run: Run) -> str:
 def _task(run: Run) -> str:
     task, size = _section(run, "task"), run.summarised("model_floats")
     model = f", with {_code(str(task['model']))}" if task.get("model") else ""
+    hidden = task.get("hidden") if task.get("model") in HIDDEN else None
+    widths = f" (hidden {plain_value(hidden)})" if hidden else ""
     numbers = f" of {size:,.0f} numbers" if size else ""
-    tested = run.section("examples").get("tested_on")
-    on = f"; models are tested on {escape(str(tested))}" if tested else ""
-    return f"The task is {_code(_name(task))}{model}{numbers}{on}"
+    chosen = {k: v for k, v in _chosen("task", task).items() if k not in ("model", "hidden", "options")}
+    return f"The task is {_code(_name(task))}{model}{widths}{numbers}{f'; {_told(chosen)}' if chosen else ''}"
+
+
+def _evaluation(run: Run) -> str:
+    every, tested = run.get("evaluation", "every"), run.section("examples").get("tested_on")
+    when = (
+        "every round"
+        if every == 1
+        else f"every {every} rounds and after the last"
+        if isinstance(every, int)
+        else "the last round"
+    )
+    return f"Models are evaluated after {when}{f', on {escape(str(tested))}' if tested else ''}"
 
 
 def _participation(run: Run) -> str:
@@ -271,21 +286,43 @@ def _participation(run: Run) -> str:
     how = f"{_with(_name(online), _plain(online))}{_about('availability', online)}"
     by = f"by {_with(_name(chosen), _chosen('selection', chosen))}{_about('selection', chosen)}"
     by = "uniformly at random" if _name(chosen) == "uniform" else by
+    who = f"all {cohort.get('size')} clients" if variance.everybody(run) else f"{cohort.get('size')} clients {by}"
     limit = f", with a deadline of {cohort['deadline_s']:g} s" if cohort.get("deadline_s") else ""
     waits = "" if cohort.get("wait_for") in (None, "all") else f", and waits for {escape(str(cohort['wait_for']))}"
-    invites = f"the server invites {cohort.get('size')} clients {by}{waits}{limit}"
-    always = "all are online" if _name(online) == "always" else f"who is online follows {how}"
-    return f"In each of {rounds:,} rounds {invites}; {always}"
+    invites = f"the server invites {who}{waits}{limit}"
+    if _name(online) == "always":
+        return f"In each of {rounds:,} rounds {invites}; all are online"
+    return f"In each of {rounds:,} rounds {invites}; who is online follows {how}. {_aborted(cohort)}"
+
+
+def _aborted(cohort: Mapping[str, Any]) -> str:
+    """Say what follows where too few answer."""
+    least = cohort.get("min_responses", 1)
+    few = "nobody answers" if least == 1 else f"fewer than {least} clients answer"
+    if cohort.get("on_abort") == "skip":
+        return f"A round in which {few} counts, and leaves the model as it was"
+    return f"A round in which {few} is tried again, in up to {cohort.get('attempts', 10)} attempts"
 
 
 def _algorithm(run: Run) -> str:
     options = _section(run, "algorithm")
-    told = _with(_name(options), _chosen("algorithm", options, FIRST))
+    told = _with(_name(options), _of_algorithm(options))
     inner = _section(run, "algorithm.of")
     if inner.get("name"):
-        told += f" around {_with(_name(inner), _chosen('algorithm', inner, FIRST))}"
+        told += f" around {_with(_name(inner), _of_algorithm(inner))}"
     keys = ", ".join(paper.key for paper in _papers(run))
     return f"{told}{f' {chr(92)}cite{{{keys}}}' if keys else ''}"
+
+
+def _of_algorithm(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of an algorithm that are told; how clients count has a sentence of its own."""
+    result = {key: value for key, value in _chosen("algorithm", options, FIRST).items() if key != "weight"}
+    if isinstance(how := result.get("client_optimizer"), Mapping):
+        used = USED["client_optimizer.name"]
+        others = {option for several in used.values() for option in several}.difference(used.get(_name(how), ()))
+        usual = {"state": "reset"}
+        result["client_optimizer"] = {k: v for k, v in how.items() if k not in others and v and v != usual.get(k)}
+    return result
 
 
 def _papers(run: Run) -> Iterator[Paper]:

@@ -15,10 +15,13 @@ from fedfleet.config.checking import unknown
 from fedfleet.files import parquet
 from fedfleet.files.documents import YAML_BYTES, leaves, parse, text_of
 from fedfleet.files.summary import SUMMARY, TABLES, summary_of
+from fedfleet.report.classes import counted
 from fedfleet.report.shown import parted
+from fedfleet.report.tables import read_table
+from fedfleet.report.traps import worst_class
 from fedfleet.simulator.errors import ConfigError, one_line
 
-CONFIG, ROUNDS = "config.yaml", "rounds.parquet"
+CONFIG, ROUNDS, CLASSES = "config.yaml", "rounds.parquet", "classes.parquet"
 INSIDE = ("checkpoints", "figures", "paper")
 """Folders of a run in which no other run is looked for."""
 FIRST = ("folder", "label", "seed", "status")
@@ -42,7 +45,8 @@ def rows(path: Path) -> pd.DataFrame:
     """Return a row a run below a folder: where it is, how it ended, its settings by dotted key, its metrics.
 
     A section that names a part has the name under its own key, too: ``algorithm`` and ``algorithm.name``. Final metrics are
-    ``eval/<metric>``, others ``best/``, ``initial/`` and ``selected/<metric>``. Raises ConfigError where there is no run.
+    ``eval/<metric>``, others ``best/``, ``initial/`` and ``selected/<metric>``; of a classifier there are ``worst_recall`` and
+    ``worst_class``. Raises ConfigError where there is no run.
     """
     found = [_row(folder, path) for folder in folders(path)]
     if not found:
@@ -62,6 +66,10 @@ def _row(folder: Path, path: Path) -> dict[str, Any]:
     for section, prefix in (("final", "eval/"), ("best", "best/"), ("initial", "initial/"), ("selected", "selected/")):
         told = summary.get(section) or {}
         row |= {f"{prefix}{str(name).removeprefix('eval/')}": value for name, value in told.items()}
+    with suppress(ConfigError):  # a damaged table hides no run
+        classes = counted(read_table(folder / CLASSES))
+        if classes is not None and (worst := worst_class(classes)) is not None:
+            row["worst_class"], row["worst_recall"] = worst
     return row
 
 
@@ -181,12 +189,23 @@ def _said(where: str, error: str, names: Sequence[str]) -> str:
     )
     if lost:
         name = lost[1] or lost[2]
+        if f'"{name}"' in where:
+            return f"--where={where!r}: double quotes are of columns, and {name} is none: write text as '{name}'"
         if re.search(rf"[=<>]\s*{re.escape(name)}(?![\w.(])", where):
             return f"--where={where!r}: {name} is no column: if it is text, quote it: '{name}'"
         meant = re.search(rf"(?<![\w.]){re.escape(name)}\.[\w./]*", where)
         return unknown("--where", meant[0] if meant else name, list(dict.fromkeys(names)))
     first = one_line(error.split("\n")[0])
     return f"--where={where!r}: no expression in SQL ({first}): write such as \"algorithm = 'fedavg' and seed < 3\""
+
+
+def of_trials(where: str | None, every: pd.DataFrame) -> str | None:
+    """Return what finds the trials of a study where an expression names a label that only begins theirs; else None."""
+    for told in re.findall(r"(?<![\w.])label\s*=\s*'((?:[^']|'')*)'", where or ""):
+        label, labels = told.replace("''", "'"), every["label"].dropna()
+        if not (labels == label).any() and labels.str.startswith(f"{label} ").any():
+            return f"label = '{told}' is no run: trials of a study have their values in it, too: write label like '{told} %'"
+    return None
 
 
 def ordered(frame: pd.DataFrame, sort: str | None, *, descending: bool) -> pd.DataFrame:

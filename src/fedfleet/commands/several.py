@@ -141,6 +141,8 @@ def runs(
     left = f", of which {len(found)} are shown" if len(found) < several else ""
     told = count(several, "row") if table_ else f"{several:,}"
     typer.echo(f"{told} of {count(len(every), 'run')} in {folder}{left}")
+    if not several and (hint := finding.of_trials(where, every)) is not None:
+        typer.echo(hint)
 
 
 def tune(

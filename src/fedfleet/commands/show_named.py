@@ -181,7 +181,7 @@ def page(kind: str, name: str) -> Page:
 def _correction(name: str) -> Page:
     if name not in CORRECTIONS:
         raise ConfigError(unknown(f"show {CORRECTION}", name, CORRECTIONS))
-    rows = tuple(row for row in fields(Correction) if row[0] in {"kind", *Correction.takes[name]})
+    rows = tuple(row for row in fields(Correction) if row[0] in {"kind", *Correction.used[name]})
     about = "of an algorithm's mean, for clients that are heard less often than others (docs/algorithms/dropout.md)"
     return Page(name, about, "", rows, f"algorithm: {{name: fedavg, correction: {{kind: {name}}}}}")
 

@@ -9,6 +9,7 @@ from typing import IO
 
 import torch
 
+from fedfleet.algorithms.options import rate_left
 from fedfleet.assembly.prepared import Prepared
 from fedfleet.assembly.user_parts import check_same
 from fedfleet.assembly.weights import nets, plain_code
@@ -147,5 +148,5 @@ class Experiment(Prepared):
                 runner.resume(result)
             run = runner.run(executor)
             with folder.writing():
-                write_card(out, plain_code(self.task))
+                write_card(out, plain_code(self.task), rate_left(self.config.algorithm, run.summary.get("rounds") or 0))
             return run

@@ -57,14 +57,15 @@ def run_folders(runs: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(run.resolve() for path in runs for run in _expand(Path(path))))
 
 
-def write_card(run: Path, net: tuple[str, str] | None = None) -> None:
+def write_card(run: Path, net: tuple[str, str] | None = None, rate: float = 1.0) -> None:
     """Write the `model_card.md` of a run folder that has a model. Raises ValueError where a file of it cannot be read.
 
     `net` is the run's net in Python: where it is from, such as "from nets import resnet", empty for torch; and an expression.
+    `rate` is the share of its learning rate that was left in its last round.
     """
     from fedfleet.report import card, tables
 
-    card.write(tables.read(run, wanted=("rounds",)), net)
+    card.write(tables.read(run, wanted=("rounds",)), net, rate)
 
 
 def told(run: Path) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,27 +52,31 @@ from torch import nn
 net = {net}
 net.load_state_dict({{name[2:]: leaf for name, leaf in load_file("{weights}").items()}}{strict})
 optimizer = {optimizer}
-for x, y in loader:  # {yours}yours: x (n, {shape}), y (n,)
+for x, y in loader:  # {yours}yours: x (n, {shape}), y {labels}
     optimizer.zero_grad()
-    {loss}(net(x), y).backward()
+    {loss}.backward()
     optimizer.step()
 ```"""
 
 
 OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adagrad": "Adagrad"}
 """Torch's names of the clients' optimisers."""
+TORCHS_LOSS = re.compile(r"torch\.(nn\.functional\.[a-z0-9_]+)")
 Net = tuple[str, str]
 """A net in Python: a line that says where it is from, empty for torch, and an expression."""
 
 
-def write(run: Run, net: Net | None = None) -> None:
-    """Write the card of a run that has a model into its folder; ``net`` is its net in Python, if there is code for it."""
+def write(run: Run, net: Net | None = None, rate: float = 1.0) -> None:
+    """Write the card of a run that has a model into its folder; ``net`` and ``rate`` as of ``card``."""
     if (run.path / WEIGHTS).is_file():
-        write_text(run.path / CARD, card(run, net))
+        write_text(run.path / CARD, card(run, net, rate))
 
 
-def card(run: Run, net: Net | None = None) -> str:
-    """Return the card as Markdown, after a head in YAML that hubs read."""
+def card(run: Run, net: Net | None = None, rate: float = 1.0) -> str:
+    """Return the card as Markdown, after a head in YAML that hubs read.
+
+    ``net`` is the run's net in Python, if there is code for it; ``rate`` the share of its learning rate left in its last round.
+    """
     parts = [
         f"---\n{dump(_head(run), allow_unicode=True)}---",
         f"# {_name(run)}",
@@ -82,7 +87,7 @@ def card(run: Run, net: Net | None = None) -> str:
         _markdown(settings({run.label: [run]})),
         "## Use",
         *_use(run),
-        _plain(run, net),
+        _plain(run, net, rate),
         "## What is not promised",
         " ".join(_not_promised(run)),
     ]
@@ -108,18 +113,18 @@ def _use(run: Run) -> Iterator[str]:
         yield AGAIN
 
 
-def _plain(run: Run, net: Net | None) -> str:
+def _plain(run: Run, net: Net | None, rate: float) -> str:
     """Say how one goes on with the model in plain torch, where there is code that makes its net."""
     shape = (run.summary.get("examples") or {}).get("shape")
     if net is None or shape is None:
         return ""
-    loss = "nn.functional.cross_entropy" if run.get("task", "name") == "classification" else "loss"
-    yours = "" if loss != "loss" else "loss and loader are "
+    loss = _loss(run)
     told = {
-        "yours": yours,
-        "optimizer": _optimizer(run),
+        "yours": "loss and loader are " if loss is None else "loader is ",
+        "optimizer": _optimizer(run, rate),
         "shape": ", ".join(map(str, shape)),
-        "loss": loss,
+        "labels": "(n,)" if loss is not None and "(net(x), y" in loss else "(n, ...)",
+        "loss": loss or "loss(net(x), y)",
     }
     of, made = net
     seed = "\ntorch.manual_seed(0)  # for what the net draws and does not learn, which the file has not"
@@ -127,8 +132,26 @@ def _plain(run: Run, net: Net | None) -> str:
     return PLAIN.format(of=f"{of}\n{seed}" if of else "", net=made, strict=strict, weights=WEIGHTS, **told)
 
 
-def _optimizer(run: Run) -> str:
-    """Return the clients' optimiser in torch's words, at the rate with which it began."""
+def _loss(run: Run) -> str | None:
+    """Return the loss of a batch in torch's words; None of one's own, and of torch's with class weights, which no file has."""
+    if run.get("task", "name") == "classification":
+        return "nn.functional.cross_entropy(net(x), y)"
+    how = mapping(mapping(mapping(run.summary.get("own")).get("task")).get("options"))
+    name, options = TORCHS_LOSS.fullmatch(str(how.get("function"))), mapping(how.get("options"))
+    given = {
+        key: value for key, value in options.items() if value is not None and (key, value) != ("ignore_index", -100)
+    }
+    if name is None or not all(isinstance(value, int | float) for value in given.values()):
+        return None
+    both = "net(x), y" if mapping(how.get("kind")).get("of_indices") else "net(x).view_as(y), y.float()"
+    given |= {"reduction": "sum"} if how.get("in_all") else {}
+    return (
+        f"{name[1]}({', '.join([both, *(f'{key}={value!r}' for key, value in given.items() if key.isidentifier())])})"
+    )
+
+
+def _optimizer(run: Run, rate: float) -> str:
+    """Return the clients' optimiser in torch's words, at the rate of the last round."""
     options = mapping(run.config.get("algorithm"))
     while "lr" not in options and "of" in options:
         options = mapping(options["of"])
@@ -137,13 +160,14 @@ def _optimizer(run: Run) -> str:
     # A received file may have other things there, which are no code to print.
     numbers = {key: value for key, value in how.items() if isinstance(value, int | float)}
     lr = options.get("lr")
-    given: dict[str, Any] = {"lr": lr if isinstance(lr, int | float) else 0.1}
+    first = lr if isinstance(lr, int | float) else 0.1
+    given: dict[str, Any] = {"lr": first if rate == 1.0 else float(f"{first * rate:.6g}")}
     if name == "Adam" and {"beta1", "beta2"} <= numbers.keys():
         given["betas"] = (numbers["beta1"], numbers["beta2"])
     given |= {key: numbers[key] for key in ("momentum", "nesterov", "weight_decay") if numbers.get(key)}
-    falls = mapping(options.get("lr_schedule")).get("kind", "constant") != "constant"
     said = ", ".join(f"{key}={value}" for key, value in given.items())
-    return f"torch.optim.{name}(net.parameters(), {said}){'  # lr of the first round' * falls}"
+    fell = f"  # lr of the last round; it was {first} in the first"
+    return f"torch.optim.{name}(net.parameters(), {said}){fell * (rate != 1.0)}"
 
 
 def _name(run: Run) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedfleet.report.meanings import meaning
 from fedfleet.report.sheet import Grid, Heat
-from fedfleet.report.tables import Run, class_names, domain_names
+from fedfleet.report.tables import Run, Table, class_names, domain_names
 from fedfleet.report.words import MISSING, mean_sd, share
 
 CLASSES = 30  # of a table; of more, those that fare worst
@@ -51,14 +51,19 @@ def confusion(run: Run, domain: float | None = None) -> np.ndarray | None:
 
     None where a run has kept nothing of the kind.
     """
-    columns = [run.classes.get(name) for name in ("label", "predicted", "examples")]
-    if any(column is None or column.dtype != np.float64 for column in columns) or not len(run.classes["label"]):
+    return counted(run.classes, domain)
+
+
+def counted(classes: Table, domain: float | None = None) -> np.ndarray | None:
+    """Return the same of a table of classes."""
+    columns = [classes.get(name) for name in ("label", "predicted", "examples")]
+    if any(column is None or column.dtype != np.float64 for column in columns) or not len(classes["label"]):
         return None
     label, said, examples = columns
     whole = all(np.isfinite(column).all() and (column >= 0).all() for column in columns)  # type: ignore[union-attr]
     if not whole or max(label.max(), said.max()) > 1e5:  # type: ignore[union-attr]
         return None
-    mine = np.ones(len(label), bool) if domain is None else run.classes["domain"] == domain  # type: ignore[arg-type]
+    mine = np.ones(len(label), bool) if domain is None else classes["domain"] == domain  # type: ignore[arg-type]
     size = int(max(label.max(), said.max())) + 1  # type: ignore[union-attr]
     if size > 2000:  # a matrix of all pairs would be large, and nobody reads it
         return None

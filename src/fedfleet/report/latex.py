@@ -118,7 +118,14 @@ def finals(
     made = made if caption is None else caption
     if bold:
         made = f"{made} {BOLD}"
-    return table([*keys, *metrics], rows, caption=made, label=label, texts=max(1, len(keys)), bold=bold)
+    return table(
+        [*keys, *(metric.replace("_", " ") for metric in metrics)],
+        rows,
+        caption=made,
+        label=label,
+        texts=max(1, len(keys)),
+        bold=bold,
+    )
 
 
 def _blocks(runs: Frame, keys: Sequence[str]) -> list[tuple[Any, Frame]]:
@@ -154,7 +161,7 @@ def _best(blocks: Sequence[Frame], keys: Sequence[str], metric: str) -> list[int
             continue
         by_seed = pd.concat([blocks[row].set_index("seed")[metric].astype(float) for row in rows], axis=1)
         order = in_order(by_seed.to_numpy(), least_is_best=less_is_better(metric))
-        worse = {b for a, b in order.apart if a == order.order[0]}
+        worse = {pair.worse for pair in order.apart if pair.better == order.order[0]}
         if worse:
             result += [
                 rows[place] for place in itertools.takewhile(lambda at, worse=worse: at not in worse, order.order)

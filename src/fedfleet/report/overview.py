@@ -12,6 +12,7 @@ import numpy as np
 
 from fedfleet.report import traps, variance, verdicts
 from fedfleet.report.settings import OF_THEOREMS
+from fedfleet.report.significance import in_order
 from fedfleet.report.tables import Run, completed_counts
 from fedfleet.report.words import count, duration, joined, mean_sd, number, plain_value, quantity, share, span, whole
 from fedfleet.simulator.driver.evaluation import less_is_better
@@ -258,7 +259,8 @@ def _verdict(groups: Mapping[str, Sequence[Run]], metric: str) -> Iterator[str]:
     finals = {label: {run.seed: run.final(metric) for run in runs} for label, runs in groups.items()}
     values = np.array([[_known(of.get(seed)) for of in finals.values()] for seed in seeds])
     if len(groups) > 1 and len(seeds) > 1 and np.isfinite(values).all(axis=1).sum() > 1:
-        yield verdicts.ranking(list(groups), values, f"final {metric}", least_is_best=less_is_better(metric))
+        order = in_order(values, least_is_best=less_is_better(metric))
+        yield verdicts.ranking(list(groups), order, f"final {metric}")
 
 
 def _known(value: float | None) -> float:

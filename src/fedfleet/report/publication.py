@@ -16,8 +16,9 @@ from fedfleet.report import canvas, latex, study_comparisons, study_figures
 from fedfleet.report.canvas import Groups
 from fedfleet.report.overview import headline
 from fedfleet.report.shown import asked_for, parted
-from fedfleet.report.study_tables import Tables
+from fedfleet.report.study_tables import WORST, Tables
 from fedfleet.report.tables import Run
+from fedfleet.report.traps import worst_recalls
 
 COLUMN = 3.3
 """Inches: a column of a page of two."""
@@ -88,16 +89,21 @@ def of_study(tables: Tables, out: Path, width: float = COLUMN) -> list[Path]:
 
 
 def final_metrics(groups: Groups) -> pd.DataFrame:
-    """Return a row a run: label, seed, and its final metrics."""
+    """Return a row a run: label, seed, its final metrics, and of a classifier the recall of the worst class."""
     rows = []
     for label, runs in groups.items():
         for run in runs:
-            rows.append({"label": label, "seed": run.seed, **{metric: run.final(metric) for metric in run.metrics}})
+            row: dict[str, Any] = {"label": label, "seed": run.seed}
+            row |= {metric: run.final(metric) for metric in run.metrics}
+            for _, worst in worst_recalls([run]):
+                row[WORST] = worst
+            rows.append(row)
     return pd.DataFrame(rows)
 
 
 def _finals(rows: Any, keys: Sequence[str], metrics: Sequence[str], out: Path) -> Iterator[Path]:
-    """Write final metrics: those that a page shows."""
+    """Write final metrics: those that a page shows, and the recall of the worst class."""
+    metrics = [*metrics, WORST] if WORST in rows else metrics
     yield (path := out / "results.tex")
     write_text(path, latex.finals(rows, keys, metrics))
     yield (path := out / "results.csv")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from fedfleet.report.groups import identity
 from fedfleet.report.sheet import Grid
 from fedfleet.report.tables import Run
-from fedfleet.report.words import MISSING, shortened
+from fedfleet.report.words import MISSING, joined, plain_value, shortened
 
 FIRST = (
     *("algorithm.name", "algorithm.lr", "algorithm.dual_lr", "algorithm.server_lr", "algorithm.batch_size"),
@@ -23,11 +24,35 @@ UNTOLD = (
     "algorithm.gradient_chunk",
     "task.init",
     "task.norm",
+    "task.arguments",
     "population.partition.min_size",
     "task.own.options",
 )
 """Settings that are shown only where they differ."""
-OF_OPTIMISERS = ("beta1", "beta2", "eps")  # which most do not use
+USED: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "client_optimizer.name": {"sgd": ("momentum", "nesterov"), "adam": ("beta1", "beta2", "eps"), "adagrad": ("eps",)},
+    "server_optimizer.name": {
+        "sgd": ("momentum",),
+        "adagrad": ("beta1", "eps"),
+        **dict.fromkeys(("adam", "yogi"), ("beta1", "beta2", "eps")),
+    },
+    "lr_schedule.kind": {
+        "constant": (),
+        "power": ("exponent", "over", "floor", "by"),
+        "step": ("every", "factor", "floor", "by"),
+        "cosine": ("rounds", "floor", "by"),
+    },
+    "correction.kind": {
+        "none": (),
+        "known_p": ("normalise", "cap"),
+        "fedau": ("normalise", "cutoff", "count", "pool"),
+        "mifa": ("start",),
+        "fedvarp": ("chances", "cap"),
+    },
+}
+"""Options of which each name, or kind, has some: the others mean nothing beside it."""
+HIDDEN = ("mlp", "bag")
+"""Models of ours with hidden layers of a width that is chosen."""
 OF_THEOREMS = ("lr", "dual_lr", "dual.lr", "lr_schedule", "decay", "alpha")  # which set them where `theory` is given
 OFF = (None, False, "none", "", "[]", "{}")
 USUAL = {"lr_schedule.kind": "constant", "lr_schedule.by": "round", "client_optimizer.state": "reset"}  # as if not said
@@ -35,39 +60,61 @@ CELL = 60  # characters
 COLUMNS = 8  # labels side by side, at most
 
 
-def settings(groups: Mapping[str, Sequence[Run]], varied: Collection[str] = ()) -> Grid | None:
-    """A row a setting, a column a label; those that differ first, but for what a study has varied. None without configurations."""
+def settings(
+    groups: Mapping[str, Sequence[Run]], varied: Mapping[str, Sequence[Any]] = MappingProxyType({})
+) -> Grid | None:
+    """A row a setting, a column a label; those that differ first, then what a study has varied. None without configurations."""
     shown = dict(list(groups.items())[:COLUMNS])
-    columns = [_chosen(group[0]) for group in shown.values() if group]
+    columns = [_of_label(group) for group in shown.values() if group]
     keys = [key for key in dict.fromkeys(key for column in columns for key in column) if key not in varied]
     differ = [key for key in keys if _differs(key, columns)]
     common = [key for key in keys if key not in differ and _told(key) and any(_is_on(c.get(key), key) for c in columns)]
-    order = [*sorted(differ, key=_place), *sorted(common, key=_place)]
-    if not order:
+    columns = [
+        column | {key: joined([*map(plain_value, values)]) for key, values in varied.items()} for column in columns
+    ]
+    order = [*sorted(differ, key=_place), *sorted([*varied, *common], key=_place)]
+    if not order or not columns:
         return None
     rows = [[_title(key), *(_value(column.get(key)) for column in columns)] for key in order]
     left = f" The first {COLUMNS} labels." if len(groups) > COLUMNS else ""
     first = f" The first {len(differ)} differ." if len(differ) > 1 else " The first differs." if differ else ""
-    caption = f"What was chosen, or matters; whole configurations are at the end of the page.{first}{left}"
+    tried = f" Tried, each with each: {joined([*map(_title, varied)])}." if varied else ""
+    caption = f"What was chosen, or matters; whole configurations are at the end of the page.{first}{tried}{left}"
     return Grid(["setting", *(shown if len(groups) > 1 else ["value"])], rows, caption, words=True)
 
 
+def _of_label(runs: Sequence[Run]) -> dict[str, Any]:
+    """What was chosen in the first of the runs, and of others what only they have, such as the options of a kind that varies."""
+    result: dict[str, Any] = {}
+    for run in runs:
+        result = _chosen(run) | result
+    return result
+
+
 def _chosen(run: Run) -> dict[str, Any]:
-    """What was chosen: without the defaults of what a theorem sets in their place, and the partition of data that nobody dealt."""
+    """What was chosen: without what means nothing beside it, and the partition of data that nobody dealt."""
     result = identity(run)
     sections = {
         key.partition("theory.")[0] for key in result if key.startswith(("algorithm.theory.", "algorithm.of.theory."))
     }
-    set_by = {section + name for section in sections for name in OF_THEOREMS}
+    idle = {section + name for section in sections for name in OF_THEOREMS}
     if run.summary.get("dealt") is False:
         result = {key: value for key, value in result.items() if not _below(key, ("population.partition",))}
     model = result.get("task.model")
-    if isinstance(model, str) and (":" in model or model == "logistic"):  # which have no hidden layers of ours
-        set_by.add("task.hidden")
-    for kind in ("algorithm.correction", "algorithm.of.correction"):
-        if result.get(f"{kind}.kind") == "none":  # whose options mean nothing
-            set_by |= {key for key in result if key.startswith(f"{kind}.") and key != f"{kind}.kind"}
-    return {key: value for key, value in result.items() if key not in set_by}
+    if isinstance(model, str) and model not in HIDDEN:
+        idle.add("task.hidden")
+    for key, name in result.items():
+        by_name = next((of for naming, of in USED.items() if key.endswith(f".{naming}")), None)
+        if key.endswith("correction.kind") and name == "fedvarp" and not result.get(key.replace(".kind", ".chances")):
+            idle.add(key.replace(".kind", ".cap"))
+        if by_name is not None and name in by_name:
+            idle |= {
+                f"{key.rpartition('.')[0]}.{of}"
+                for several in by_name.values()
+                for of in several
+                if of not in by_name[name]
+            }
+    return {key: value for key, value in result.items() if key not in idle}
 
 
 def _differs(key: str, columns: Sequence[Mapping[str, Any]]) -> bool:
@@ -80,7 +127,7 @@ def _differs(key: str, columns: Sequence[Mapping[str, Any]]) -> bool:
 def _told(key: str) -> bool:
     """Whether a setting is shown though it does not differ."""
     matters = key in FIRST or _below(key, WHOLE)
-    return matters and not _below(key, UNTOLD) and key.rpartition(".")[2] not in OF_OPTIMISERS
+    return matters and not _below(key, UNTOLD)
 
 
 def _below(key: str, sections: Collection[str]) -> bool:

@@ -1,8 +1,9 @@
 """Significance of differences between methods: paired by seed, and ranked over conditions.
 
-Sources: Holm (1979), "A simple sequentially rejective multiple test procedure"; Demšar (2006), "Statistical comparisons of
-classifiers over multiple data sets", JMLR 7, section 3.2 for Friedman's and Nemenyi's tests; Hedges (1981), "Distribution theory
-for Glass's estimator of effect size and related estimators", for effect sizes.
+Sources: Holm (1979), "A simple sequentially rejective multiple test procedure"; Tarone (1990), "A modified Bonferroni method for
+discrete data", for leaving out what cannot become significant; Fieller (1954), "Some problems in interval estimation"; Demšar
+(2006), "Statistical comparisons of classifiers over multiple data sets", JMLR 7, section 3.2 for Friedman's and Nemenyi's tests;
+Hedges (1981), "Distribution theory for Glass's estimator of effect size and related estimators", for effect sizes.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ POWER = 0.8
 """Probability with which a difference that is there should be found."""
 MOST = 100_000
 """Seeds beyond which no number is named."""
+RESOLUTION = 1e-6
+"""Results that differ by no more than this share of the larger are the same: single precision has seven digits."""
 
 
 class Difference(NamedTuple):
     """Mean of n paired differences, half the width of its 95 % t-interval, the p-value of no difference, and the effect's size.
 
-    ``half`` and ``p`` are NaN for fewer than two pairs, ``mean`` for none, ``effect`` for fewer than three.
+    ``half`` and ``p`` are NaN for fewer than two pairs, ``mean`` for none, ``effect`` for fewer than three. ``p`` is NaN, too,
+    where all differences are 0, which is no test: no choice of their signs would make it significant.
     """
 
     mean: float
@@ -45,9 +49,25 @@ class Difference(NamedTuple):
         return self.half * math.sqrt(self.pairs) / float(student.ppf(1 - LEVEL / 2, self.pairs - 1))
 
     @property
+    def same(self) -> bool:
+        """Whether all pairs agree, two or more."""
+        return self.mean == 0.0 and self.half == 0.0
+
+    @property
     def clear(self) -> bool:
         """Whether the interval leaves out 0."""
         return abs(self.mean) > self.half
+
+
+def contrast(these: Sequence[np.ndarray], those: Sequence[np.ndarray], scale: np.ndarray | None = None) -> np.ndarray:
+    """Return the sum of these less that of those (n,); 0 where no more than rounding is left.
+
+    Rounding is ``RESOLUTION`` of ``scale`` (n,), which is the largest of them if not given.
+    """
+    size = np.max(np.abs([*these, *those]), axis=0) if scale is None else scale
+    with np.errstate(invalid="ignore"):  # of two that are infinite the difference is NaN
+        result = np.sum(these, axis=0) - np.sum(those, axis=0)
+    return np.where(np.isfinite(size) & (np.abs(result) <= RESOLUTION * size), 0.0, result)
 
 
 def difference(values: np.ndarray) -> Difference:
@@ -62,7 +82,7 @@ def difference(values: np.ndarray) -> Difference:
     error = spread / math.sqrt(n)
     if error == 0.0:
         effect = math.nan if n < 3 else math.copysign(math.inf, mean) if mean else 0.0
-        return Difference(mean, 0.0, float(mean == 0.0), n, effect)
+        return Difference(mean, 0.0, 0.0 if mean else math.nan, n, effect)
     p = 2.0 * float(student.sf(abs(mean) / error, n - 1))
     effect = mean / spread * _small(n - 1) if n > 2 else math.nan
     return Difference(mean, float(student.ppf(1 - LEVEL / 2, n - 1)) * error, p, n, effect)
@@ -125,30 +145,55 @@ def holm(p: Sequence[float]) -> list[float]:
     return adjusted
 
 
+class Pair(NamedTuple):
+    """Two methods by their places, the better one first, what this one has more, and p by Holm's correction for all pairs."""
+
+    better: int
+    worse: int
+    result: Difference
+    p: float
+
+
 class Order(NamedTuple):
-    """Methods by their means over seeds, and the pairs that differ: paired t-tests, Holm's correction for all pairs."""
+    """Methods by their means over seeds, and each pair of them: paired t-tests, Holm's correction for all pairs."""
 
     mean: np.ndarray
     """(k,)"""
     order: list[int]
     """Methods from the best to the worst."""
-    apart: list[tuple[int, int]]
-    """The better and the worse of each pair that differs at ``LEVEL``, in the order of methods."""
-    pairs: int
-    """Seeds that all pairs share, at least."""
+    pairs: list[Pair]
+
+    @property
+    def apart(self) -> list[Pair]:
+        """The pairs that differ at ``LEVEL``."""
+        return [pair for pair in self.pairs if pair.p < LEVEL]
+
+    @property
+    def seeds(self) -> int:
+        """Seeds that all pairs share, at least."""
+        return min(pair.result.pairs for pair in self.pairs)
+
+    @property
+    def tests(self) -> int:
+        """How many pairs are tested: those that agree on every seed are not."""
+        return sum(not math.isnan(pair.p) for pair in self.pairs)
 
 
-def in_order(values: np.ndarray, *, least_is_best: bool = False) -> Order:
-    """Return the order of methods by values (seeds, k), a row a seed; NaN where there is none. k is at least two."""
+def in_order(values: np.ndarray, *, least_is_best: bool = False, scale: np.ndarray | None = None) -> Order:
+    """Return the order of methods by values (seeds, k), a row a seed; NaN where there is none. k is at least two.
+
+    ``scale`` (seeds, k) is of the numbers that values were formed of, against which rounding is measured.
+    """
     known = np.isfinite(values)
     total, seeds = np.where(known, values, 0.0).sum(0), known.sum(0)
     mean = np.divide(total, seeds, out=np.full(len(seeds), math.nan), where=seeds > 0)
     order = np.argsort(mean if least_is_best else -mean, kind="stable").tolist()
     both = list(itertools.combinations(order, 2))
-    results = [difference(values[:, a] - values[:, b]) for a, b in both]
+    of = lambda a, b: None if scale is None else np.maximum(scale[:, a], scale[:, b])  # noqa: E731
+    results = [difference(contrast([values[:, a]], [values[:, b]], of(a, b))) for a, b in both]
     adjusted = holm([result.p for result in results])
-    apart = [pair for pair, p in zip(both, adjusted, strict=True) if p < LEVEL]
-    return Order(mean, order, apart, min(result.pairs for result in results))
+    pairs = [Pair(a, b, result, p) for (a, b), result, p in zip(both, results, adjusted, strict=True)]
+    return Order(mean, order, pairs)
 
 
 class Ranks(NamedTuple):
@@ -215,10 +260,19 @@ def critical_difference(methods: int, conditions: int) -> float:
     return q * math.sqrt(methods * (methods + 1) / (6.0 * conditions))
 
 
-def recovery(corrected: np.ndarray, uncorrected: np.ndarray, without: np.ndarray) -> float:
+class Share(NamedTuple):
+    """A share of a cost, and the ends of its 95 % interval; NaN where there is no clear cost."""
+
+    part: float
+    low: float
+    high: float
+
+
+def recovery(corrected: np.ndarray, uncorrected: np.ndarray, without: np.ndarray) -> Share:
     """Return the share of what dropout costs an uncorrected method that a corrected one gets back; NaN where it costs nothing.
 
     R = mean(corrected - uncorrected) / mean(without - uncorrected), where the interval of the denominator, the cost, lies above 0.
+    Its interval is that of Fieller (1954): all R for which a t-test finds no difference between the gain and R times the cost.
 
     Args:
         corrected: (n,) a method under dropout, a value a seed.
@@ -226,5 +280,16 @@ def recovery(corrected: np.ndarray, uncorrected: np.ndarray, without: np.ndarray
         without: (n,) the reference without dropout, on the same seeds.
 
     """
-    cost = difference(without - uncorrected)
-    return difference(corrected - uncorrected).mean / cost.mean if cost.mean > cost.half else math.nan
+    gain, cost = contrast([corrected], [uncorrected]), contrast([without], [uncorrected])
+    known = np.isfinite(gain) & np.isfinite(cost)
+    gain, cost = gain[known], cost[known]
+    found = difference(cost)
+    if not found.mean > found.half:
+        return Share(math.nan, math.nan, math.nan)
+    from scipy.stats import t as student
+
+    limit = float(student.ppf(1 - LEVEL / 2, len(cost) - 1)) ** 2 / len(cost)
+    (of_gain, of_both), (_, of_cost) = limit * np.cov(gain, cost)
+    a, b, c = found.mean**2 - of_cost, gain.mean() * found.mean - of_both, gain.mean() ** 2 - of_gain
+    away = math.sqrt(max(0.0, b * b - a * c))
+    return Share(float(gain.mean() / found.mean), float(b - away) / a, float(b + away) / a)

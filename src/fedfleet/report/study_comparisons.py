@@ -18,103 +18,173 @@ from fedfleet.report.significance import (
     MOST,
     POWER,
     Difference,
+    Order,
     Ranks,
+    Share,
+    contrast,
     difference,
     holm,
+    in_order,
     recovery,
     seeds_needed,
     spread_at_most,
 )
-from fedfleet.report.study_tables import Frame, Tables, combinations, paired, ranks, selected
-from fedfleet.report.words import MISSING, joined, number, plain_value, share
+from fedfleet.report.study_tables import WORST, Frame, Tables, combinations, paired, ranks, selected
+from fedfleet.report.words import MISSING, count, joined, number, plain_value, probability, share
 from fedfleet.simulator.driver.evaluation import less_is_better
 
-KINDS = {"value": "value less the first", "label": "label less the reference", "interaction": "of these differences"}
+KINDS = {
+    "value": "value less the first",
+    "label": "label less the reference",
+    "interaction": "of these differences",
+    "overall": "over all points",
+}
 NAMED = 12  # labels that a sentence names at most
 LARGEST = 100  # of an effect that is spelt out
 PAIRED = (
     "paired by seed: mean ± half the width of its 95 % t-interval, and g, the effect in standard deviations of the differences "
-    "(Hedges). A * marks p below 0.05 after Holm's correction for all differences of this table; intervals are not widened."
+    "(Hedges). A * marks p below 0.05 after Holm's correction for all differences of this table; intervals are not widened. "
+    "Where all seeds agree it says equal, which is no test."
 )
+EQUAL, EVERY = "equal", "any two"
 
 
 @dataclass(frozen=True)
 class Comparison:
     """One difference of final metrics: what it is of, the point of the grid, the result, and p adjusted for all of its kind.
 
-    ``kind`` is "value" (less the first value of the first key), "label" (less the reference) or "interaction" (both).
+    ``kind`` is "value" (less the first value of the first key), "label" (less the reference), "interaction" (both), or "overall",
+    the mean over all points of differences of any two labels.
     """
 
     kind: str
     label: str
+    reference: str | None
+    """The label that it is less; None where both are of one label."""
     point: Mapping[str, Any]
     result: Difference
     adjusted: float
 
 
-def by_value(tables: Tables) -> list[Comparison]:
-    """Return each value of the first key less the first of its values, of every label; empty where there is one value."""
+def by_value(tables: Tables, column: str) -> list[Comparison]:
+    """Return each value of the first key less the first of its values, of every label; empty where there is one value.
+
+    ``column`` is of the table of trials, such as "final/accuracy"; as in the functions below.
+    """
     key, *others = tables.varied
     base, *values = tables.varied[key]
-    column, differences = _column(tables), []
+    differences = []
     for label in tables.labels:
         for point in combinations(tables, others):
             of = selected(tables.study[tables.study["label"] == label], point)
             differences += [
                 (label, {key: v, **point}, paired(of[of[key] == v], of[of[key] == base], column)) for v in values
             ]
-    return _tested("value", differences)
+    return _tested("value", None, differences)
 
 
-def by_label(tables: Tables) -> list[Comparison]:
+def by_label(tables: Tables, column: str) -> list[Comparison]:
     """Return each label less the reference, at every point; empty where there is one label."""
-    column, differences = _column(tables), []
+    differences = []
     for point in combinations(tables, list(tables.varied)):
         of = selected(tables.study, point)
         base = of[of["label"] == tables.reference]
         differences += [(label, point, paired(of[of["label"] == label], base, column)) for label in tables.other_labels]
-    return _tested("label", differences)
+    return _tested("label", tables.reference, differences)
 
 
-def interactions(tables: Tables) -> list[Comparison]:
+def interactions(tables: Tables, column: str) -> list[Comparison]:
     """Return differences of differences: what the first key costs each label less what it costs the reference."""
     key, *others = tables.varied
     base, *values = tables.varied[key]
     reference, differences = tables.reference, []
     for label in tables.other_labels:
         for point in combinations(tables, others):
-            at = _by_seed(selected(tables.study, point), key, _column(tables))
+            at = _by_seed(selected(tables.study, point), key, column)
             differences += [
                 (
                     label,
                     {key: value, **point},
-                    (at(label, value) - at(label, base)) - (at(reference, value) - at(reference, base)),
+                    contrast([at(label, value), at(reference, base)], [at(label, base), at(reference, value)]),
                 )
                 for value in values
             ]
-    return _tested("interaction", differences)
+    return _tested("interaction", reference, differences)
+
+
+def order(tables: Tables, column: str) -> Order | None:
+    """Return the order of labels by the mean over all points of what each gains from the first value of the first key to another.
+
+    Where there is one value it is the order by the column itself. None for one label.
+    """
+    if len(tables.labels) < 2:
+        return None
+    key, *others = tables.varied
+    base, *values = tables.varied[key]
+    gains, largest = [], []
+    for point in combinations(tables, others):
+        at = _by_seed(selected(tables.study, point), key, column)
+        before = np.stack([at(label, base) for label in tables.labels], axis=1)
+        after = [np.stack([at(label, value) for label in tables.labels], axis=1) for value in values]
+        gains += [each - before for each in after] or [before]
+        largest += [np.abs(each) for each in [before, *after]]
+    return in_order(np.mean(gains, axis=0), least_is_best=_falling(column), scale=np.max(largest, axis=0))
+
+
+def overall(tables: Tables, column: str) -> list[Comparison]:
+    """Return the differences of any two labels by ``order``, the reference or else the earlier label taken from the other."""
+    found, result = order(tables, column), []
+    for pair in found.pairs if found is not None else ():
+        label, of, sign = tables.labels[pair.better], tables.labels[pair.worse], 1.0
+        if label == tables.reference or (of != tables.reference and pair.better < pair.worse):
+            label, of, sign = of, label, -1.0
+        turned = pair.result._replace(mean=sign * pair.result.mean, effect=sign * pair.result.effect)
+        result.append(Comparison("overall", label, of, {}, turned, pair.p))
+    return sorted(result, key=lambda each: tables.labels.index(each.label))
+
+
+def every(tables: Tables, column: str) -> list[Comparison]:
+    """Return the comparisons of all kinds."""
+    return [each for kind in (by_value, by_label, interactions, overall) for each in kind(tables, column)]
+
+
+def columns(tables: Tables) -> list[str]:
+    """Return the columns of trials that are compared: the first final metric, and the recall of the worst class."""
+    return [f"final/{metric}" for metric in tables.metrics[:1]] + [WORST] * (WORST in tables.study)
 
 
 def frame(tables: Tables) -> Frame:
     """Return all comparisons as a table, a row each: ``docs/guides/study.md`` says what the columns mean."""
     rows = []
-    for each in [*by_value(tables), *by_label(tables), *interactions(tables)] if tables.metrics else ():
-        result = each.result
-        found = {"mean": result.mean, "half": result.half, "p": result.p, "p_holm": each.adjusted}
-        reference = None if each.kind == "value" else tables.reference
-        of = {"kind": each.kind, "metric": tables.metrics[0], "label": each.label, "reference": reference}
-        rows.append({**of, **each.point, **found, "g": result.effect, "seeds": result.pairs})
-    columns = ["kind", "metric", "label", "reference", *tables.varied, "mean", "half", "p", "p_holm", "g", "seeds"]
-    return pd.DataFrame(rows, columns=columns)
+    for column in columns(tables):
+        for each in every(tables, column):
+            result = each.result
+            found = {"mean": result.mean, "half": result.half, "p": result.p, "p_holm": each.adjusted}
+            metric = column.removeprefix("final/")
+            of = {"kind": each.kind, "metric": metric, "label": each.label, "reference": each.reference}
+            rows.append({**of, **each.point, **found, "g": result.effect, "seeds": result.pairs})
+    head = ["kind", "metric", "label", "reference", *tables.varied, "mean", "half", "p", "p_holm", "g", "seeds"]
+    return pd.DataFrame(rows, columns=head)
 
 
 def grids(tables: Tables) -> Iterator[tuple[str, Grid | None]]:
-    """Yield the comparisons as tables of the page, each with its heading."""
-    yield f"What {next(iter(tables.varied))} costs", _costs(tables)
+    """Yield the comparisons as tables of the page, each with its heading; of the recall of the worst class they are folded."""
+    key, (first, *more) = next(iter(tables.varied)), columns(tables)
+    yield f"What {key} costs", _costs(tables, first)
     yield "Who gets it back", _recovery(tables)
-    yield "Labels compared", _compared(tables)
-    yield "Labels compared", _interaction(tables)
+    yield "Labels compared", _compared(tables, first)
+    yield "Labels compared", _interaction(tables, first)
+    yield "Labels compared", _overall(tables, first)
     yield "Labels ranked", _ranking(tables)
+    for column in more:
+        for heading, made in (
+            (f"What {key} costs", _costs),
+            ("Labels compared", _compared),
+            ("Labels compared", _interaction),
+        ):
+            grid = made(tables, column)
+            title = f"{grid.title}: {_metric(column)}" if grid is not None and grid.title else _metric(column)
+            yield heading, grid and grid._replace(title=title, folded=True)
     yield "Seeds needed", needed(tables)
 
 
@@ -124,40 +194,35 @@ def verdict(tables: Tables) -> str | None:
     The cost is the mean, over points, of the final metric at the key's first value less that at each other one. Where there is one
     value, labels are ranked by the final metric itself.
     """
-    if len(tables.labels) < 2 or not tables.metrics:
+    if not tables.metrics or (result := order(tables, _column(tables))) is None:
         return None
-    key, *others = tables.varied
-    base, *values = tables.varied[key]
-    falling = less_is_better(tables.metrics[0])
-    costs = []
-    for point in combinations(tables, others):
-        at = _by_seed(selected(tables.study, point), key, _column(tables))
-        lost = lambda label, value, at=at: at(label, base) - at(label, value)  # noqa: E731
-        for value in values or [base]:
-            columns = [lost(label, value) if values else at(label, base) for label in tables.labels]
-            costs.append(np.stack(columns, axis=1))
-    metric = f"final {tables.metrics[0]}"
-    by = f"the mean cost of {key} in {metric} over all points" if values else f"{metric}, the mean over all points"
-    cost = np.mean(costs, axis=0)
-    if values and falling:
-        cost = -cost
-    return verdicts.ranking(tables.labels, cost, by, least_is_best=bool(values) or falling)
+    key, metric = next(iter(tables.varied)), f"final {tables.metrics[0]}"
+    if len(tables.varied[key]) < 2:
+        return verdicts.ranking(tables.labels, result, f"{metric}, the mean over all points")
+    cost = result.mean if _falling(_column(tables)) else 0.0 - result.mean
+    return verdicts.ranking(tables.labels, result, f"the mean cost of {key} in {metric} over all points", cost)
 
 
 def needed(tables: Tables) -> Grid | None:
     """Return how many seeds a difference of the size sought would need, by the spread seen; None where there is none to tell."""
     if tables.sought is None or not tables.metrics:
         return None
-    kinds = {"value": by_value(tables), "label": by_label(tables), "interaction": interactions(tables)}
+    by_kind: dict[str, list[Comparison]] = {}
+    for each in every(tables, _column(tables)):
+        if each.result.pairs > 1 and not each.result.same:
+            by_kind.setdefault(each.kind, []).append(each)
     rows, least = [], math.inf
-    for kind, comparisons in kinds.items():
-        for label in dict.fromkeys(each.label for each in comparisons):
-            known = [each.result for each in comparisons if each.label == label and each.result.pairs > 1]
-            if known:
-                least = min(least, *(result.pairs for result in known))
-                spreads = [result.spread for result in known]
-                of = (float(np.median(spreads)), max(spreads))
-                rows.append([KINDS[kind], label, *itertools.chain(*(_seeds(s, tables, len(comparisons)) for s in of))])
+    for kind, comparisons in by_kind.items():
+        by_name: dict[str, list[Difference]] = {name: [] for name in (*tables.labels, EVERY)}
+        for each in comparisons:
+            by_name[EVERY if kind == "overall" else each.label].append(each.result)
+        for name, results in by_name.items():
+            if not results:
+                continue
+            least = min(least, *(result.pairs for result in results))
+            spreads = [result.spread for result in results]
+            of = (float(np.median(spreads)), max(spreads))
+            rows.append([KINDS[kind], name, *itertools.chain(*(_seeds(s, tables, len(comparisons)) for s in of))])
     if not rows:
         return None
     head = ["difference", "label"]
@@ -167,7 +232,7 @@ def needed(tables: Tables) -> Grid | None:
         f"Seeds with which a paired t-test at {share(LEVEL)} finds a difference of {tables.sought:g} in final {tables.metrics[0]} "
         f"with {share(POWER)} power, if the spread stays: the standard deviation over seeds of the paired differences. All tests: "
         f"each at {share(LEVEL)} divided by how many there are of its kind. A spread from {int(least)} seeds may really be "
-        f"{spread_at_most(int(least)):.1f} times as large (95 % interval)."
+        f"{spread_at_most(int(least)):.1f} times as large (95 % interval). Differences that are 0 on every seed do not count."
     )
     return Grid(head, rows, text, f"A difference of {tables.sought:g}")
 
@@ -181,26 +246,31 @@ def _seeds(spread: float, tables: Tables, tests: int) -> list[str]:
 
 
 class Recovered(NamedTuple):
-    """The cost of a value of the first key to the reference, and the share that each other label gets back; NaN if unclear."""
+    """What a value of the first key costs the reference, the share that each other label gets back, and p of the cost.
+
+    The share is NaN where the cost is not clear; p is by Holm's correction for all that ``by_value`` returns.
+    """
 
     point: Mapping[str, Any]
     cost: Difference
-    of: Mapping[str, float]
+    of: Mapping[str, Share]
+    p: float
 
 
 def recovered(tables: Tables) -> list[Recovered]:
     """Return it for every value of the first key but the first, which stands for no cost, at every point of the others."""
     key, *others = tables.varied
-    base, *values = tables.varied[key]
-    reference, result = tables.reference, []
-    sign = -1.0 if less_is_better(tables.metrics[0]) else 1.0
-    for point in combinations(tables, others):
-        by_seed = _by_seed(selected(tables.study, point), key, _column(tables))
-        at = lambda label, value, by_seed=by_seed: sign * by_seed(label, value)  # noqa: E731
-        for value in values:
-            free, lost = at(reference, base), at(reference, value)
-            back = {label: recovery(at(label, value), lost, free) for label in tables.other_labels}
-            result.append(Recovered({key: value, **point}, difference(free - lost), back))
+    base = tables.varied[key][0]
+    reference, column, result = tables.reference, _column(tables), []
+    sign = -1.0 if _falling(column) else 1.0
+    for each in by_value(tables, column):
+        if each.label == reference:
+            by_seed = _by_seed(selected(tables.study, {k: each.point[k] for k in others}), key, column)
+            at = lambda label, value, by_seed=by_seed: sign * by_seed(label, value)  # noqa: E731
+            free, lost = at(reference, base), at(reference, each.point[key])
+            back = {label: recovery(at(label, each.point[key]), lost, free) for label in tables.other_labels}
+            cost = each.result._replace(mean=-sign * each.result.mean, effect=-sign * each.result.effect)
+            result.append(Recovered(each.point, cost, back, each.adjusted))
     return result
 
 
@@ -209,60 +279,78 @@ def gets_back(tables: Tables) -> Iterator[str]:
     reference, labels = tables.reference, tables.other_labels
     if not labels or not tables.metrics or len(tables.varied[next(iter(tables.varied))]) < 2:
         return
-    costs = recovered(tables)
-    adjusted = holm([each.cost.p for each in costs])
-    clear = [each for each, p in zip(costs, adjusted, strict=True) if p < LEVEL and each.cost.mean > 0]
+    clear = [each for each in recovered(tables) if each.p < LEVEL and each.cost.mean > 0]
     if not clear:
         key = next(iter(tables.varied))
+        tests = sum(not each.result.same for each in by_value(tables, _column(tables)))
         yield (
-            f"At no single value of {key} is the cost for {reference} beyond the spread of the seeds ({len(costs)} tests, Holm's "
-            f"correction), so nobody can be said to get it back."
+            f"At no single value of {key} is the cost for {reference} beyond the spread of the seeds (Holm's correction for "
+            f"{count(tests, 'difference')}, those of all labels), so nobody can be said to get it back."
         )
         return
     most = max(clear, key=lambda each: each.cost.mean)
     where = joined([f"{key} = {plain_value(value)}" for key, value in most.point.items()])
-    back = {
-        label: most.of[label] for label in sorted(labels, key=lambda one: -most.of[one]) if np.isfinite(most.of[label])
-    }
-    said = joined([f"{label} {_part(part)}" for label, part in list(back.items())[:NAMED]])
-    lost = f"{most.cost.mean:.3f} ± {most.cost.half:.3f} of {tables.metrics[0]}"
-    yield f"{reference} loses most at {where}: {lost}. Won back: {said}."
+    back = [label for label in sorted(labels, key=lambda one: -most.of[one].part) if np.isfinite(most.of[label].part)]
+    said = joined([f"{label} {_part(most.of[label])}" for label in back[:NAMED]])
+    lost = f"{most.cost.mean:.3f} ± {most.cost.half:.3f} of {tables.metrics[0]}, {probability(most.p)} by Holm's correction"
+    yield f"{reference} loses most at {where}: {lost}. Won back (95 % interval): {said}."
 
 
-def _costs(tables: Tables) -> Grid | None:
+def _costs(tables: Tables, column: str) -> Grid | None:
     key, *others = tables.varied
     base, *values = tables.varied[key]
     if not values:
         return None
-    text = f"Final {tables.metrics[0]} less that at {key} = {plain_value(base)}, {PAIRED}"
-    return Grid(["label", *others, *map(plain_value, values)], _rows(by_value(tables), others, len(values)), text)
-
-
-def _compared(tables: Tables) -> Grid | None:
-    labels, keys = tables.other_labels, list(tables.varied)
-    if not labels:
-        return None
-    text = f"Final {tables.metrics[0]} of each label less that of {tables.reference}, {PAIRED}"
+    text = f"{_metric(column).capitalize()} less that at {key} = {plain_value(base)}, {PAIRED}"
     return Grid(
-        [*keys, *labels], _rows(by_label(tables), keys, len(labels), labelled=False), text, "Against the reference"
+        ["label", *others, *map(plain_value, values)], _rows(by_value(tables, column), others, len(values)), text
     )
 
 
-def _interaction(tables: Tables) -> Grid | None:
+def _compared(tables: Tables, column: str) -> Grid | None:
+    labels, keys = tables.other_labels, list(tables.varied)
+    if not labels:
+        return None
+    text = f"{_metric(column).capitalize()} of each label less that of {tables.reference}, {PAIRED}"
+    return Grid(
+        [*keys, *labels],
+        _rows(by_label(tables, column), keys, len(labels), labelled=False),
+        text,
+        "Against the reference",
+    )
+
+
+def _interaction(tables: Tables, column: str) -> Grid | None:
     key, *others = tables.varied
     base, *values = tables.varied[key]
     if not values or not tables.other_labels:
         return None
     text = (
-        f"What each label gains from {key} = {plain_value(base)} to another value, less what {tables.reference} gains, in final "
-        f"{tables.metrics[0]}: 0 where it costs both alike; {PAIRED}"
+        f"What each label gains from {key} = {plain_value(base)} to another value, less what {tables.reference} gains, in "
+        f"{_metric(column)}: 0 where it costs both alike; {PAIRED}"
     )
     return Grid(
         ["label", *others, *map(plain_value, values)],
-        _rows(interactions(tables), others, len(values)),
+        _rows(interactions(tables, column), others, len(values)),
         text,
         "Differences of differences",
     )
+
+
+def _overall(tables: Tables, column: str) -> Grid | None:
+    key = next(iter(tables.varied))
+    base, *values = tables.varied[key]
+    rows = [
+        [each.label, each.reference, _cell(each.result, each.adjusted), _p(each.result.p), _p(each.adjusted)]
+        for each in overall(tables, column)
+    ]
+    if not rows:
+        return None
+    gain = (
+        f"What a label gains in {_metric(column)} from {key} = {plain_value(base)} to another value" if values else ""
+    )
+    text = f"{gain or _metric(column).capitalize()}, the mean over all points, less that of another label, {PAIRED}"
+    return Grid(["label", "less", "difference", "p", "p (Holm)"], rows, text, "Over all points")
 
 
 def _rows(
@@ -283,12 +371,13 @@ def _recovery(tables: Tables) -> Grid | None:
     if not labels or len(tables.varied[next(iter(tables.varied))]) < 2:
         return None
     rows = [
-        [*map(plain_value, each.point.values()), _cell(each.cost, 1.0), *(_part(each.of[label]) for label in labels)]
+        [*map(plain_value, each.point.values()), _cell(each.cost, each.p), *(_part(each.of[label]) for label in labels)]
         for each in recovered(tables)
     ]
     text = (
-        f"What each label gets back of what {tables.reference} loses in final {tables.metrics[0]}: 100 % where it loses nothing. "
-        f"Given where the 95 % interval of the loss leaves out 0."
+        f"What each label gets back of what {tables.reference} loses in final {tables.metrics[0]}: 100 % where it loses nothing; "
+        f"with its 95 % interval (Fieller). Given where the 95 % interval of the loss leaves out 0. A * marks a loss with p below "
+        f"0.05 after Holm's correction for all costs, those of other labels too."
     )
     return Grid([*tables.varied, f"{tables.reference} loses", *labels], rows, text)
 
@@ -328,12 +417,23 @@ def _by_seed(of: Frame, key: str, column: str) -> Callable[[str, Any], np.ndarra
     return lambda label, value: np.array([by.get((label, value, seed), np.nan) for seed in seeds])
 
 
-def _tested(kind: str, differences: Sequence[tuple[str, Mapping[str, Any], np.ndarray]]) -> list[Comparison]:
+def _falling(column: str) -> bool:
+    return less_is_better(column.removeprefix("final/"))
+
+
+def _metric(column: str) -> str:
+    """Return what a column holds, in words."""
+    return "recall of the worst class" if column == WORST else column.replace("/", " ")
+
+
+def _tested(
+    kind: str, reference: str | None, differences: Sequence[tuple[str, Mapping[str, Any], np.ndarray]]
+) -> list[Comparison]:
     """Return the comparisons of a kind, with p adjusted by Holm's correction for all of them."""
     results = [difference(values) for *_, values in differences]
     adjusted = holm([result.p for result in results])
     return [
-        Comparison(kind, label, point, result, p)
+        Comparison(kind, label, reference, point, result, p)
         for (label, point, _), result, p in zip(differences, results, adjusted, strict=True)
     ]
 
@@ -341,9 +441,15 @@ def _tested(kind: str, differences: Sequence[tuple[str, Mapping[str, Any], np.nd
 def _cell(result: Difference, p: float) -> str:
     if not np.isfinite(result.mean):
         return MISSING
+    if result.same:
+        return EQUAL
     star = " *" if p < LEVEL else ""
     spread = f" ± {result.half:.3f}{star}" if np.isfinite(result.half) else ""
     return f"{result.mean:+.3f}{spread}{_effect(result.effect)}"
+
+
+def _p(value: float) -> str:
+    return f"{value:.2g}" if np.isfinite(value) else MISSING
 
 
 def _effect(value: float) -> str:
@@ -352,5 +458,7 @@ def _effect(value: float) -> str:
     return f", g {value:+.1f}" if abs(value) < LARGEST else f", |g| > {LARGEST}"
 
 
-def _part(value: float) -> str:
-    return f"{100 * value:.0f} %" if np.isfinite(value) else MISSING
+def _part(value: Share) -> str:
+    if not np.isfinite(value.part):
+        return MISSING
+    return f"{100 * value.part:.0f} % ({100 * value.low:.0f} to {100 * value.high:.0f})"

@@ -19,6 +19,7 @@ from fedfleet.report.tables import Run
 from fedfleet.report.words import MISSING, count, joined, mean_sd, number, plain_value, quantity, share
 
 NAMED = 12  # points that a sentence names at most; the table has them all
+SERVED_WORST = "recall of the worst class"
 
 
 def write_study_report(tables: Tables, out: Path, config: str) -> Path:
@@ -185,7 +186,7 @@ def _results(tables: Tables, metrics: Sequence[str]) -> Grid:
     for m in metrics:
         head += [f"final {m}", f"best {m}"]
     worst = WORST in study
-    head += ["recall of the worst class"] * worst
+    head += [SERVED_WORST] * worst
     if to_target:
         head += [
             f"reached {tables.target}",
@@ -245,10 +246,12 @@ def _plane(tables: Tables, metric: str) -> Grid | None:
 
 
 def finals(tables: Tables) -> tuple[list[str], list[list[str]]]:
-    """Return what a terminal shows of the table of results, its final metrics: head and rows."""
+    """Return what a terminal shows of the table of results, its final metrics and the worst class: head and rows."""
     result = _results(tables, tables.parted[0])
     first = len(tables.varied) + 2  # label, what varies, n
-    keep = [i for i, name in enumerate(result.head) if i < first or name.startswith(("final ", "reached "))]
+    keep = [
+        i for i, name in enumerate(result.head) if i < first or name.startswith(("final ", "reached ", SERVED_WORST))
+    ]
     return [result.head[i] for i in keep], [[str(row[i]) for i in keep] for row in result.rows]
 
 

@@ -18,7 +18,7 @@ import pandas as pd
 from fedfleet.files import parquet
 from fedfleet.files.summary import KEPT
 from fedfleet.report.shown import asked_for, parted
-from fedfleet.report.significance import Ranks, difference, ranked
+from fedfleet.report.significance import Ranks, contrast, difference, ranked
 from fedfleet.report.tables import Run, answered, counted, gini, read, told_in
 from fedfleet.report.traps import worst_recalls
 from fedfleet.report.values import names, plain
@@ -249,8 +249,9 @@ def interval(values: np.ndarray) -> tuple[float, float]:
 
 def paired(these: Frame, those: Frame, column: str) -> np.ndarray:
     """Differences of a column, these less those, over the seeds for which both have a value."""
-    both = these.set_index("seed")[column].astype(float) - those.set_index("seed")[column].astype(float)
-    return both.dropna().to_numpy()
+    of = lambda rows: rows.set_index("seed")[column].astype(float)  # noqa: E731
+    both = pd.concat([of(these), of(those)], axis=1).dropna().to_numpy()
+    return contrast([both[:, 0]], [both[:, 1]])
 
 
 def selected(rows: Frame, point: Mapping[str, Any]) -> Frame:

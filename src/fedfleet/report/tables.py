@@ -280,7 +280,7 @@ def read(path: Path, checked: Sequence[str] = (*KEPT, *TOLD), wanted: Collection
         raise ConfigError(f"{path / 'config.yaml'}: not readable as YAML; mend or remove it ({error})") from None
     algorithm = config.get("algorithm")
     named = mapping(algorithm).get("name") or mapping(mapping(algorithm).get("own")).get("name")
-    found: dict[str, Table] = {name: _table(path / f"{name}.parquet") if name in wanted else {} for name in OF_RUNS}
+    found: dict[str, Table] = {name: read_table(path / f"{name}.parquet") if name in wanted else {} for name in OF_RUNS}
     return Run(
         path=path,
         label=" ".join(str(summary.get("label") or named or path.name).split()),
@@ -306,7 +306,8 @@ def _with_totals(rounds: Table) -> Table:
     return rounds
 
 
-def _table(path: Path) -> Table:
+def read_table(path: Path) -> Table:
+    """Return a table by its columns, floats or text; empty where there is no such file. Raises ConfigError if it cannot be read."""
     if not path.is_file():
         return {}
     try:

@@ -12,13 +12,24 @@ PAIRED = "seed"
 """The value of the key with which every seed deals its clients anew."""
 
 
+def everybody(run: Run) -> bool:
+    """Whether each round invites all clients."""
+    size, clients = run.get("cohort", "size"), run.get("population", "clients")
+    return isinstance(size, int) and isinstance(clients, int) and size >= clients
+
+
 def held(runs: Sequence[Run], *, advice: bool = True) -> str | None:
     """Return the sentences, and what to set (``advice``); None for runs of one seed, or if nothing says how clients were dealt."""
     kept = [run for run in runs if isinstance(run.config.get("population"), dict)]
     if not kept or len({run.seed for run in kept}) < 2:
         return None
-    first = [] if all(run.config.get("warm_start") for run in kept) else ["initial models"]
-    varying = [*first, "cohorts", "who is online", "batches"]
+    told = {
+        "initial models": not all(run.config.get("warm_start") for run in kept),
+        "cohorts": not all(map(everybody, kept)),
+        "who is online": not all(run.get("availability", "kind") == "always" for run in kept),
+        "batches": True,
+    }
+    varying = [name for name, varies in told.items() if varies]
     dealt = {plain_value(run.config["population"].get("partition_seed", 0)) for run in kept}
     if dealt == {PAIRED}:
         varying.append("partitions")

@@ -6,38 +6,51 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedfleet.report.significance import LEVEL, in_order
-from fedfleet.report.words import count, joined, number, share
+from fedfleet.report.significance import LEVEL, Order
+from fedfleet.report.words import count, joined, number, probability, share
 
 PAIRS = 6  # that a sentence names at most
 
 
-def ranking(names: Sequence[str], values: np.ndarray, by: str, *, least_is_best: bool = False) -> str:
+def ranking(names: Sequence[str], result: Order, by: str, means: np.ndarray | None = None) -> str:
     """Return the sentence.
 
     Args:
         names: of the methods, two or more.
-        values: (seeds, k), a row a seed and a column a method; NaN where there is none.
+        result: their order.
         by: what the values are, such as "final accuracy".
-        least_is_best: whether the least value is the best.
+        means: (k,) in the place of those of the order.
 
     """
-    result = in_order(values, least_is_best=least_is_best)
-    ordered = [f"{names[i]} ({number(result.mean[i])})" for i in result.order]
-    pairs = len(names) * (len(names) - 1) // 2
-    if result.pairs < 2:
-        shared = "there is one seed" if result.pairs else "no seed is shared by all"
+    means = result.mean if means is None else means
+    ordered = [f"{names[i]} ({number(means[i])})" for i in result.order]
+    if result.seeds < 2:
+        shared = "there is one seed" if result.seeds else "no seed is shared by all"
         return f"By {by}, {joined(ordered)} cannot be ranked: {shared}."
-    how = f"paired by {count(result.pairs, 'seed')}, {share(LEVEL)} with Holm's correction for {count(pairs, 'pair')}"
+    if not result.tests:
+        return f"By {by}, {joined(ordered)} cannot be ranked: they agree on all {result.seeds} seeds."
+    tested = f"paired by {count(result.seeds, 'seed')}, {share(LEVEL)}"
+    tested += f" with Holm's correction for {count(result.tests, 'pair')}" * (result.tests > 1)
+    p = [pair.p for pair in result.pairs if not pair.result.same]
+    if len(names) == 2:
+        between = result.pairs[0].result
+        how = f"they differ by {number(abs(between.mean))} ± {number(between.half)}, {probability(p[0])} ({tested})"
+        if result.apart:
+            return f"By {by}, the best is {', then '.join(ordered)}: {how}."
+        return f"By {by}, {joined(ordered)} cannot be ranked: {how}."
     if not result.apart:
-        return f"By {by}, {joined(ordered)} cannot be ranked: no pair differs ({how})."
-    if len(result.apart) == pairs:
-        return f"By {by}, the best is {', then '.join(ordered)}. Every pair differs ({how})."
-    ahead = {better: [worse for first, worse in result.apart if first == better] for better, _ in result.apart}
-    told = [f"{names[better]} is ahead of {joined([names[i] for i in worse])}" for better, worse in ahead.items()]
+        return (
+            f"By {by}, {joined(ordered)} cannot be ranked: no pair differs, the least {probability(min(p))} ({tested})."
+        )
+    if len(result.apart) == len(result.pairs):
+        return f"By {by}, the best is {', then '.join(ordered)}. Every pair differs, the largest {probability(max(p))} ({tested})."
+    ahead: dict[int, list[str]] = {}
+    for pair in result.apart:
+        ahead.setdefault(pair.better, []).append(f"{names[pair.worse]} ({probability(pair.p)})")
+    told = [f"{names[better]} is ahead of {joined(worse)}" for better, worse in ahead.items()]
     more = f"; {len(told) - PAIRS} more are ahead of some" if len(told) > PAIRS else ""
-    left = pairs - len(result.apart)
+    left = len(result.pairs) - len(result.apart)
     return (
-        f"By {by}, {'; '.join(told[:PAIRS])}{more}; the other {count(left, 'pair')} cannot be told apart ({how}). "
+        f"By {by}, {'; '.join(told[:PAIRS])}{more}; the other {count(left, 'pair')} cannot be told apart ({tested}). "
         f"Means: {', '.join(ordered)}."
     )

@@ -86,6 +86,11 @@ def count(many: int, word: str) -> str:
     return f"{many:,} {word}" + ("s" if many != 1 else "")
 
 
+def probability(p: float) -> str:
+    """A probability of a test: "p = 0.0031", "p < 0.0001"."""
+    return f"p = {p:.2g}" if p >= 1e-4 else "p < 0.0001"
+
+
 def plain_value(value: Any) -> str:
     """A value of a configuration: a number as short as it is, anything else as text."""
     return f"{value:g}" if isinstance(value, int | float) else str(value)

@@ -13,6 +13,7 @@ import yaml
 import fedfleet
 from fedfleet.commands import publish
 from fedfleet.report.tables import read
+from tests.front.report.report_runs import make_run
 
 CONFIG: dict[str, Any] = {
     "rounds": 2, "population": {"clients": 20, "partition": {"kind": "dirichlet", "alpha": 0.3}},
@@ -57,21 +58,38 @@ def test_what_is_written(runs: fedfleet.Runs, tmp_path: Path, command) -> None:
         r"A\_B is \texttt{scaffold} (", "learning rate 0.05", r"\cite{karimireddy2020scaffold}", "Seeds are 3 and 4",
         "The partition is the same for all seeds", r"over \texttt{algorithm.lr} in loguniform(0.01, 1)", "8 trials", "seeds 9",
         r"\cite{holm1979simple}", f"fedfleet {version('fedfleet')}",
-        r"Clients count alike in A\_B; by their examples in FedAvg and p.",
+        r"Clients count alike in A\_B; by their examples in FedAvg and p.", "client optimizer sgd",
+        "Models are evaluated after every round, on", "A round in which nobody answers is tried again, in up to 10 attempts",
     ):  # fmt: skip
         assert says in methods
+    head = (paper / "results.csv").read_text().splitlines()[0].split(",")
+    assert head[-2:] == ["worst_recall mean", "worst_recall sd"]
     keys = {key for cited in re.findall(r"\\cite\{(.*?)\}", methods) for key in cited.split(", ")}
     assert keys == set(re.findall(r"@\w+\{(.*?),", bib))
 
 
 @pytest.mark.slow
-def test_methods_tell_options_that_are_no_defaults_and_those_alone(runs: fedfleet.Runs) -> None:
+def test_methods_tell_options_that_are_no_defaults_and_those_alone(runs: fedfleet.Runs, tmp_path: Path) -> None:
     plain = publish.methods({"x": [read(runs[0].folder)]}, {"cohort.size": [5, 2]}, None, ranked=False)
     assert "momentum" not in plain
     assert "weight" not in plain
     assert r"We vary \texttt{cohort.size} over 5 and 2; what is said above is the first value." in plain
     assert "No search for learning rates is on record" in plain
     assert "Holm" not in plain
+    assert "Clients count by their examples." in plain
+    whole = {
+        "task": {"name": "classification", "model": "mlp", "hidden": [32, 16]}, "population": {"clients": 4, "dataset": "digits"},
+        "cohort": {"size": 4, "min_responses": 2, "on_abort": "skip"}, "availability": {"kind": "bernoulli", "rate": 0.5},
+        "algorithm": {"name": "fedavg", "client_optimizer": {"name": "sgd", "momentum": 0.9, "beta1": 0.9, "state": "reset"}},
+        "rounds": 3, "evaluation": {"every": 2}, "selection": {"kind": "uniform"}, "seed": 0,
+    }  # fmt: skip
+    told = publish.methods({"x": [read(make_run(tmp_path / "whole", config=whole))]}, {}, None, ranked=False)
+    for says in (
+        r"\texttt{mlp} (hidden [32, 16])", "the server invites all 4 clients;", "client optimizer sgd (momentum 0.9))",
+        "A round in which fewer than 2 clients answer counts, and leaves the model as it was.",
+        "Models are evaluated after every 2 rounds and after the last",
+    ):  # fmt: skip
+        assert says in told
 
 
 def test_runs_give_their_table_in_latex(runs: fedfleet.Runs) -> None:

@@ -37,11 +37,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "final": {"eval/auc": auc},
             "initial": {"eval/auc": 0.5},
         }
+        found = pd.DataFrame({"label": [0, 0, 1], "predicted": [0, 1, 1], "examples": [i, 1, 2]})
         make_run(
             root / ("one" if i < 2 else "two/deep") / f"run-{i}",
             config=config,
             summary=summary,
             rounds=rounds_table(2 + i),
+            classes=found,
         )
     make_run(
         root / "two" / "killed",
@@ -62,7 +64,7 @@ def names(frame: pd.DataFrame) -> list[str]:
     ("eval/auc/2 > 0.42", ["run-0"]), ("algorithm.lr >= 0.1 or label = 'it''s 0'", ["run-0", "run-1", "run-2"]),
     ("status is null", ["killed"]), ("availability = 'bernoulli' and seed = '0'", ["run-0", "run-2"]),
     ("label = 'eval/auc'", []), ("eval/auc > initial/auc + 0.3 and rounds = 4", ["run-0"]),
-    ("folder like '%deep%'", ["run-2"]),
+    ("folder like '%deep%'", ["run-2"]), ("worst_recall >= 0.5 and worst_class = 0", ["run-1", "run-2"]),
 ])  # fmt: skip
 def test_settings_and_metrics_are_columns_by_their_names(folder: Path, where: str, wanted: list[str]) -> None:
     assert names(finding.select(finding.rows(folder), where)) == wanted
@@ -98,6 +100,7 @@ def test_the_command_shows_a_table_or_json(folder: Path, command) -> None:
     assert [row[0] for row in shown] == ["one/run-0", "one/run-1"]
     assert said.endswith(f"2 of 4 runs in {folder}\n")
     assert "algorithm.lr" in said
+    assert "label like 'it''s %'" in command("runs", folder, "--where", "label = 'it''s'")[1]
     status, said, _ = command("runs", folder, "--sort", "eval/auc", "--limit", "3", "--json")
     told: dict[str, Any] = json.loads(said)
     assert told["rows"] == 4
@@ -111,6 +114,7 @@ def test_the_command_shows_a_table_or_json(folder: Path, command) -> None:
 
 REFUSED = [
     (["--where", "algorithm = fedavg"], "quote it: 'fedavg'"),
+    (["--where", 'label = "it"'], "write text as 'it'"),
     (["--where", "availability.rat < 0.5"], "--where='availability.rat': unknown; did you mean 'availability.rate'?"),
     (["--where", "algorithm = "], "--where='algorithm = '"),
     (["--where", "seed = (select count(*) from read_csv('/etc/passwd'))"], "--where="),

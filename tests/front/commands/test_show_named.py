@@ -115,7 +115,7 @@ def test_an_authors_own_part_has_a_page(command: Command) -> None:
 
 def test_every_algorithm_has_its_papers(command: Command) -> None:
     assert set(PAPERS) == set(ALGORITHMS)
-    assert {*CORRECTIONS, "none"} == set(Correction.takes) == set(get_args(Correction.model_fields["kind"].annotation))
+    assert {*CORRECTIONS, "none"} == set(Correction.used) == set(get_args(Correction.model_fields["kind"].annotation))
     every = {paper for papers in (*PAPERS.values(), *CORRECTIONS.values()) for paper in papers}
     assert len({paper.key for paper in every}) == len(every)
     for paper in every:

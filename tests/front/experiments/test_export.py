@@ -22,7 +22,9 @@ EXTRA = ("onnx", "onnxscript", "onnxruntime")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    given = {**GIVEN, "task": {"name": "classification", "model": "cnn_bn"}, "algorithm": {"lr": 0.25}}
+    falls = {"kind": "ExponentialLR", "gamma": 0.5}
+    algorithm = {"lr": 0.25, "lr_schedule": falls}
+    given = {**GIVEN, "task": {"name": "classification", "model": "cnn_bn"}, "algorithm": algorithm}
     return fedfleet.run(given, out=tmp_path_factory.mktemp("exported") / "run", progress=False)
 
 
@@ -35,7 +37,7 @@ def test_the_lines_of_the_card_give_the_net_and_go_on_with_it(run, monkeypatch):
     exec(lines, names)
     expected, net = run.model(), names["net"].eval()
     assert torch.equal(net(x), expected(x))
-    assert names["optimizer"].param_groups[0]["lr"] == 0.25
+    assert names["optimizer"].param_groups[0]["lr"] == 0.25 * 0.5 ** (GIVEN["rounds"] - 1)
     names["loader"] = [(x, y)]
     exec(lines, names)
     assert not torch.equal(names["net"][0].weight, expected[0].weight)

@@ -66,7 +66,7 @@ def test_one_goes_on_with_the_optimiser_that_trained(tmp_path: Path) -> None:
     falls = {"kind": "step", "every": 3, "factor": 0.5}
     rows = {
         "SGD(net.parameters(), lr=0.2)\n": {"lr": 0.2},
-        "SGD(net.parameters(), lr=0.2, momentum=0.9)  # lr of the first round\n": {
+        "SGD(net.parameters(), lr=0.05, momentum=0.9)  # lr of the last round; it was 0.2 in the first\n": {
             "of": {
                 "lr": 0.2,
                 "client_optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": False},
@@ -79,7 +79,7 @@ def test_one_goes_on_with_the_optimiser_that_trained(tmp_path: Path) -> None:
         config = {"task": {"name": "classification"}, "algorithm": {"name": "fedavg", **options}}
         said = {"status": "finished", "examples": {"shape": [2]}}
         run = read(make_run(tmp_path / str(i), rounds=None, summary=said, config=config))
-        assert f"optimizer = torch.optim.{wanted}" in card(run, ("", "nn.Linear(2, 3)"))
+        assert f"optimizer = torch.optim.{wanted}" in card(run, ("", "nn.Linear(2, 3)"), 0.25 if i == 1 else 1.0)
 
 
 def test_the_two_players_of_a_game_are_read_as_tensors(tmp_path: Path) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from fedfleet.algorithms.options import ClientOptimizer, Schedule, ServerOptimizer
+from fedfleet.algorithms.participation import Correction
 from fedfleet.report import overview, variance
 from fedfleet.report.groups import grouped
 from fedfleet.report.meanings import OF_TASK, meaning
-from fedfleet.report.settings import settings
+from fedfleet.report.settings import USED, settings
 from fedfleet.report.tables import Run, read
 from fedfleet.tasks.registry import TASKS
 from tests.front.report.report_runs import comparison, make_run, rounds_table
@@ -18,7 +20,7 @@ from tests.front.report.report_runs import comparison, make_run, rounds_table
 CONFIG = {
     "seed": 0, "rounds": 9, "population": {"dataset": "digits", "clients": 5, "partition": {"kind": "iid"}},
     "task": {"name": "auc", "model": "logistic", "positive_class": 8},
-    "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 7, "steps": None, "eps": 1e-8},
+    "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 7, "steps": None, "client_optimizer": {"name": "sgd", "eps": 1e-8}},
     "cohort": {"size": 10, "wait_for": "all", "attempts": 10}, "attack": {"kind": "sign_flip", "share": 0.2},
     "secure_aggregation": {"protocol": "secagg"}, "privacy": None,
 }  # fmt: skip
@@ -74,10 +76,15 @@ def test_it_is_said_which_variance_intervals_hold(tmp_path: Path) -> None:
         assert found is not None
         return found
 
-    assert "initial models, cohorts, who is online, batches and partitions. Every seed deals" in held("seed")
+    few = {"size": 3}
+    assert "initial models, cohorts, who is online, batches and partitions. Every seed deals" in held(
+        "seed", cohort=few
+    )
     assert "batches. The partition is the same for all seeds (population.partition_seed = 3)" in held(3)
     assert "The clients are those of the data" in held(0, dealt=False)
     assert "initial models" not in held(0, warm_start="model.safetensors")
+    assert "of initial models, who is online and batches." in held(1)
+    assert "of initial models, cohorts and batches." in held(2, availability={"kind": "always"}, cohort=few)
     assert variance.held([run(tmp_path / "alone")]) is None
     groups = grouped([run(tmp_path / "seed" / s, {"seed": int(s)}) for s in "01"])
     assert sum("The partition is the same" in line for line in overview.of_comparison(groups)) == 1
@@ -159,7 +166,9 @@ def test_a_comparison_in_words_ranks_labels_and_pools_no_code(tmp_path: Path) ->
             summary = {"status": "finished", "label": label, "final": final}
             make_run(tmp_path / "paired" / label / str(seed), config={"seed": seed}, summary=summary)
     paired = grouped([read(path.parent) for path in sorted((tmp_path / "paired").glob("*/*/rounds.parquet"))])
-    assert overview.of_comparison(paired)[2].startswith("By final accuracy, the best is B (0.701), then A (0.6). ")
+    assert overview.of_comparison(paired)[2].startswith(
+        "By final accuracy, the best is B (0.701), then A (0.6): they differ"
+    )
     table = settings(groups)
     assert table is not None
     assert list(table.head) == ["setting", "label A", "label B", "mine (source aaaaaaaa)", "mine (source bbbbbbbb)"]
@@ -169,7 +178,8 @@ def test_a_comparison_in_words_ranks_labels_and_pools_no_code(tmp_path: Path) ->
 def test_settings_of_a_run_are_those_that_matter_and_are_on(tmp_path: Path) -> None:
     assert [(key, *values) for key, values in rows({"fedavg": [run(tmp_path / "run")]}).items()] == [
         ("algorithm", "fedavg"), ("algorithm.lr", "0.1"), ("algorithm.batch_size", "7"), ("rounds", "9"), ("cohort.size", "10"),
-        ("cohort.wait_for", "all"), ("population.dataset", "digits"), ("population.clients", "5"), ("task", "auc"),
+        ("cohort.wait_for", "all"), ("population.dataset", "digits"), ("population.clients", "5"),
+        ("algorithm.client_optimizer", "sgd"), ("task", "auc"),
         ("task.model", "logistic"), ("task.positive_class", "8"), ("population.partition", "iid"), ("attack", "sign_flip"),
         ("attack.share", "0.2"), ("secure_aggregation.protocol", "secagg"),
     ]  # fmt: skip
@@ -181,6 +191,21 @@ def test_settings_that_change_nothing_are_none(tmp_path: Path) -> None:
         algorithm = {"name": "fedavg", "lr_schedule": {"kind": kind, "every": None, "rounds": 9 if there else None}}
         found = rows({"one": [run(tmp_path / kind, {"algorithm": algorithm})]})
         assert [key for key in found if "schedule" in key] == there
+    options = {"client_optimizer": ClientOptimizer, "server_optimizer": ServerOptimizer, "lr_schedule": Schedule}
+    for name, of in (options | {"correction": Correction}).items():
+        assert {kind: set(used) for kind, used in USED[f"{name}.{of.naming}"].items()} == {
+            k: set(v) for k, v in of.used.items()
+        }
+    for correction, there in (
+        ({"kind": "fedvarp"}, set()),
+        ({"kind": "known_p"}, {"cap"}),
+        ({"kind": "fedau"}, {"cutoff"}),
+    ):
+        algorithm = {"name": "fedavg", "correction": {**correction, "cap": 100.0, "cutoff": 50}}
+        found = rows({"one": [run(tmp_path / correction["kind"], {"algorithm": algorithm})]})
+        assert found.keys() & {f"algorithm.correction.{o}" for o in ("cap", "cutoff")} == {
+            f"algorithm.correction.{o}" for o in there
+        }
     for dealt, said in ((True, "held by 5 clients (iid)"), (False, "held by 5 clients, as the data say")):
         one = run(tmp_path / str(dealt), summary={"dealt": dealt})
         assert said in overview.of_run(one)[0]
@@ -202,19 +227,25 @@ def test_rates_that_a_theorem_sets_are_no_settings(tmp_path: Path) -> None:
     assert rows(groups)["algorithm.lr"] == ["0.1", "–"]
 
 
-def test_settings_that_differ_come_first_whatever_they_are_and_what_is_varied_is_left_out(tmp_path: Path) -> None:
-    changed = {"algorithm": {"name": "scaffold", "lr": 0.2, "global_lr": 1.0, "eps": 1e-8}, "cohort": {"attempts": 5}}
-    groups = {"A": [run(tmp_path / "A")], "B": [run(tmp_path / "B", changed)]}
-    found = [[key, *values] for key, values in rows(groups, varied=["algorithm.lr"]).items()]
+def test_settings_that_differ_come_first_whatever_they_are_and_what_is_varied_has_all_its_values(
+    tmp_path: Path,
+) -> None:
+    changed = {"algorithm": {"name": "scaffold", "lr": 0.2, "global_lr": 1.0}, "cohort": {"attempts": 5}}
+    other = {**changed, "availability": {"kind": "label_correlated", "strength": 3.0}}
+    groups = {"A": [run(tmp_path / "A")], "B": [run(tmp_path / "B", changed), run(tmp_path / "C", other)]}
+    varied = {"algorithm.lr": [0.2, 0.1], "availability.kind": ["always", "label_correlated"]}
+    found = [[key, *values] for key, values in rows(groups, varied=varied).items()]
     assert found[:3] == [
         ["algorithm", "fedavg", "scaffold"], ["algorithm.batch_size", "7", "–"], ["cohort.size", "10", "–"],
     ]  # fmt: skip
-    assert ["cohort.attempts", "10", "5"] in found[:6]
-    assert ["algorithm.global_lr", "–", "1.0"] in found[:6]
-    assert not {"algorithm.lr", "algorithm.eps"} & {row[0] for row in found}
-    table = settings(groups, varied=["algorithm.lr"])
+    assert ["cohort.attempts", "10", "5"] in found[:8]
+    assert ["algorithm.global_lr", "–", "1.0"] in found[:8]
+    assert ["algorithm.lr", "0.2 and 0.1", "0.2 and 0.1"] in found
+    assert ["availability", *["always and label_correlated"] * 2] in found
+    assert ["availability.strength", "–", "3.0"] in found  # which only a run has that is not the first
+    table = settings(groups, varied=varied)
     assert table is not None
-    assert "The first 6 differ." in table.caption
+    assert "The first 8 differ. Tried, each with each: algorithm.lr and availability." in table.caption
 
 
 def test_what_losses_of_minimax_tasks_mean_is_said_for_their_tasks_alone(tmp_path: Path) -> None:

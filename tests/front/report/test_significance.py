@@ -15,6 +15,7 @@ from scipy import stats
 
 from fedfleet.report import study_comparisons, study_figures, study_page, study_tables, verdicts
 from fedfleet.report.significance import (
+    contrast,
     critical_difference,
     difference,
     holm,
@@ -27,6 +28,7 @@ from fedfleet.report.significance import (
 )
 from fedfleet.report.study_tables import Tables
 
+ACCURACY = "final/accuracy"
 P = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=8)
 
 
@@ -38,7 +40,9 @@ def test_a_paired_difference_is_that_of_scipy():
     assert found[:4] == pytest.approx((values.mean(), (high - low) / 2, wanted.pvalue, 7), rel=1e-12)
     assert [difference(np.full(n, 2.0)).pairs for n in (0, 1, 3)] == [0, 1, 3]
     assert difference(np.full(3, -2.0)) == (-2.0, 0.0, 0.0, 3, -math.inf)
-    assert difference(np.zeros(3)) == (0.0, 0.0, 1.0, 3, 0.0)
+    same = difference(np.zeros(3))
+    assert (same.same, same.mean, same.half, same.pairs, math.isnan(same.p)) == (True, 0.0, 0.0, 3, True)
+    assert not found.same
     assert not difference(np.array([2.0])).clear
 
 
@@ -77,13 +81,14 @@ def test_a_study_says_how_many_seeds_a_difference_would_need():
     assert study_comparisons.needed(tables) is None
     grid = study_comparisons.needed(replace(tables, sought=0.05))
     assert grid is not None
-    assert [row[:2] for row in grid.rows][2:] == [["label less the reference", "B"], ["of these differences", "B"]]
-    spreads = [each.result.spread for each in study_comparisons.interactions(tables)]
+    kinds = ["label less the reference", "of these differences", "over all points"]
+    assert [row[:2] for row in grid.rows][2:] == [[kinds[0], "B"], [kinds[1], "B"], [kinds[2], "any two"]]
+    spreads = [each.result.spread for each in study_comparisons.interactions(tables, ACCURACY)]
     pairs = tables.study.set_index(["label", "availability.rate", "seed"])["final/accuracy"].unstack()
     lost = (pairs.loc[("B", 0.1)] - pairs.loc[("B", 1.0)]) - (pairs.loc[("A", 0.1)] - pairs.loc[("A", 1.0)])
     assert spreads[1] == pytest.approx(lost.std())
     wanted = [seeds_needed(0.05 / s, tests) for s in (np.median(spreads), max(spreads)) for tests in (1, len(spreads))]
-    assert [int(str(grid.rows[-1][at])) for at in (3, 4, 6, 7)] == wanted
+    assert [int(str(grid.rows[-2][at])) for at in (3, 4, 6, 7)] == wanted
 
 
 def test_an_order_names_the_pairs_that_differ_after_correction_for_all_pairs():
@@ -91,25 +96,74 @@ def test_an_order_names_the_pairs_that_differ_after_correction_for_all_pairs():
     noise = 0.01 * np.array([[1, -1, 1, -1, 1, -1], [1, 1, -1, -1, 1, 1], [-1, 1, 1, 1, 1, -1]]).T
     values = np.array([[0.5, 0.9, 0.901]]) + 0.1 * seeds + noise  # what is luck of the seed is shared
     found = in_order(values)
-    assert (found.order, found.apart, found.pairs) == ([2, 1, 0], [(2, 0), (1, 0)], 6)
+    assert (found.order, [pair[:2] for pair in found.apart], found.seeds) == ([2, 1, 0], [(2, 0), (1, 0)], 6)
     p = [stats.ttest_rel(values[:, a], values[:, b]).pvalue for a, b in ((2, 1), (2, 0), (1, 0))]
     assert [value < 0.05 for value in holm(p)] == [False, True, True]
-    assert in_order(-values, least_is_best=True)[1:] == found[1:]
+    turned = in_order(-values, least_is_best=True)
+    assert [pair[:2] for pair in turned.apart] == [pair[:2] for pair in found.apart]
     values[0, 1] = values[1, 2] = math.nan
-    assert in_order(values).pairs == 4
+    assert in_order(values).seeds == 4
+
+
+def test_what_agrees_but_for_rounding_is_no_test():
+    """Labels that are one by construction where nobody drops out: two of six tests are none, and interactions say the same."""
+    whole = np.array([0.7, 0.1, math.nan, math.inf, 0.0])
+    near = whole * [1 + 1e-8, 1 + 1e-4, 1, 1, 1]
+    assert contrast([near], [whole]).tolist() == pytest.approx([0.0, 1e-5, math.nan, math.nan, 0.0], nan_ok=True)
+    assert contrast([near, whole], [whole, near])[:2].tolist() == [0.0, 0.0]
+    tables = study({"A": 0.5, "B": 0.1}, seeds=4)
+    noise = np.random.default_rng(3).normal(0.0, 0.1, len(tables.study)) * (tables.study["availability.rate"] < 1)
+    tables.study["final/accuracy"] += noise + 1e-9 * (tables.study["label"] == "B")
+    by_label, both = (f(tables, ACCURACY) for f in (study_comparisons.by_label, study_comparisons.interactions))
+    assert [each.result.same for each in by_label] == [True, False, False]
+    assert [each.adjusted for each in by_label[1:]] == pytest.approx([each.adjusted for each in both])
+    of = {each.point["availability.rate"]: each.result.p for each in by_label[1:]}
+    assert {each.point["availability.rate"]: each.adjusted for each in by_label[1:]} == pytest.approx(
+        dict(zip(of, holm(list(of.values())), strict=True))
+    )
+    grid, needed = study_comparisons._compared(tables, ACCURACY), study_comparisons.needed(replace(tables, sought=0.05))
+    assert grid is not None
+    assert needed is not None
+    assert grid.rows[0] == ["1", "equal"]
+    spreads = {str(row[0]): row[2:] for row in needed.rows}
+    assert spreads["label less the reference"] == spreads["of these differences"]
+    level = in_order(np.ones((3, 2)))
+    assert (level.tests, level.apart) == (0, [])
+    assert "agree on all 3 seeds" in verdicts.ranking(["A", "B"], level, "x")
+
+
+def test_labels_are_compared_over_all_points():
+    tables = study({"A": 0.5, "B": 0.1, "C": 0.3}, seeds=5)
+    tables.study["final/accuracy"] += np.random.default_rng(3).normal(0.0, 0.05, len(tables.study))
+    at = tables.study.set_index(["label", "availability.rate", "seed"])["final/accuracy"].unstack()
+    gain = {label: ((at.loc[label].loc[[0.5, 0.1]]) - at.loc[(label, 1.0)]).mean() for label in "ABC"}
+    found = study_comparisons.overall(replace(tables, compared_with="C"), ACCURACY)
+    assert [(each.label, each.reference) for each in found] == [("A", "C"), ("B", "C"), ("B", "A")]
+    for each in found:
+        wanted: Any = stats.ttest_rel(gain[each.label], gain[str(each.reference)])
+        assert each.result.p == pytest.approx(wanted.pvalue)
+        assert each.result.mean == pytest.approx((gain[each.label] - gain[str(each.reference)]).mean())
+        assert math.copysign(1.0, each.result.effect) == math.copysign(1.0, each.result.mean)
+    assert [each.adjusted for each in found] == pytest.approx(holm([each.result.p for each in found]))
 
 
 def test_a_verdict_ranks_some_all_or_none():
-    names, values = ["A", "B"], np.array([[0.1, 0.2], [0.11, 0.2], [0.1, 0.21]])
-    assert verdicts.ranking(names, values, "x").startswith("By x, the best is B (0.2033), then A (0.1033). ")
-    assert "the best is A" in verdicts.ranking(names, values, "x", least_is_best=True)
-    assert "cannot be ranked: no pair" in verdicts.ranking(names, values * [[1, 1], [1, 0], [1, 1]], "x")
-    assert "cannot be ranked: there is one seed" in verdicts.ranking(names, values[:1], "x")
-    assert "cannot be ranked: no seed" in verdicts.ranking(names, np.array([[0.1, math.nan], [math.nan, 0.1]]), "x")
+    values = np.array([[0.1, 0.2], [0.11, 0.2], [0.1, 0.21]])
+
+    def said(values: np.ndarray, **how: bool) -> str:
+        return verdicts.ranking("ABC"[: values.shape[1]], in_order(values, **how), "x")
+
+    p = float(stats.ttest_rel(values[:, 1], values[:, 0]).pvalue)  # type: ignore[attr-defined]
+    assert said(values).startswith("By x, the best is B (0.2033), then A (0.1033): they differ by 0.1 ± 0.0248")
+    assert f"p = {p:.2g} (paired by 3 seeds" in said(values)
+    assert "the best is A" in said(values, least_is_best=True)
+    assert "cannot be ranked: they differ by" in said(values * [[1, 1], [1, 0], [1, 1]])
+    assert "cannot be ranked: there is one seed" in said(values[:1])
+    assert "cannot be ranked: no seed" in said(np.array([[0.1, math.nan], [math.nan, 0.1]]))
     three = np.column_stack([values, values[:, 1] + [0.001, -0.001, 0.0]])
-    assert "B is ahead of A" in (said := verdicts.ranking([*names, "C"], three, "x"))
-    assert "C is ahead of A" in said
-    assert "the other 1 pair cannot be told apart" in said
+    assert "B is ahead of A (p = " in said(three)
+    assert "C is ahead of A (p = " in said(three)
+    assert "the other 1 pair cannot be told apart" in said(three)
 
 
 def test_holm_by_hand():
@@ -158,11 +212,27 @@ def test_too_few_are_not_ranked(shape):
 def test_recovery_is_a_share_of_what_dropout_costs():
     noise = np.array([-0.01, 0.0, 0.01])
     without, uncorrected = 0.9 + noise, np.array([0.5, 0.52, 0.48])
-    assert recovery(without, uncorrected, without) == pytest.approx(1.0)
-    assert recovery(uncorrected, uncorrected, without) == 0.0
-    assert recovery((without + uncorrected) / 2, uncorrected, without) == pytest.approx(0.5)
-    assert math.isnan(recovery(without, without - np.array([0.1, -0.1, 0.0]), without))  # the cost may be chance
-    assert math.isnan(recovery(without + 0.1, without, uncorrected))  # dropout helps: there is nothing to recover
+    assert recovery(without, uncorrected, without) == pytest.approx((1.0, 1.0, 1.0))
+    assert recovery(uncorrected, uncorrected, without) == (0.0, 0.0, 0.0)
+    assert recovery((without + uncorrected) / 2, uncorrected, without) == pytest.approx((0.5, 0.5, 0.5))
+    assert np.isnan(recovery(without, without - np.array([0.1, -0.1, 0.0]), without)).all()  # the cost may be chance
+    assert np.isnan(recovery(without + 0.1, without, uncorrected)).all()  # dropout helps: there is nothing to recover
+
+
+def test_the_interval_of_a_recovery_is_what_a_test_does_not_refuse():
+    """Fieller's: at its ends the t-test of the gain less R times the cost has a p of exactly 5 %, within more, outside less."""
+    random = np.random.default_rng(5)
+    without, uncorrected, corrected = (random.normal(mean, 0.05, 6) for mean in (0.9, 0.6, 0.75))
+    corrected[2] = math.nan  # a seed that failed counts for neither
+    found = recovery(corrected, uncorrected, without)
+    gain, cost = (np.delete(each - uncorrected, 2) for each in (corrected, without))
+    assert found.part == pytest.approx(gain.mean() / cost.mean())
+    p = [
+        float(stats.ttest_1samp(gain - r * cost, 0.0).pvalue)
+        for r in (*found[1:], found.part, found.low - 0.01, found.high + 0.01)
+    ]  # type: ignore[attr-defined]
+    assert p[:3] == pytest.approx([0.05, 0.05, 1.0])
+    assert max(p[3:]) < 0.05
 
 
 def study(labels: dict[str, float], *, seeds: int = 3) -> Tables:
@@ -179,18 +249,19 @@ def study(labels: dict[str, float], *, seeds: int = 3) -> Tables:
 
 def test_a_study_says_which_label_dropout_costs_less():
     tables = study({"FedAvg": 0.5, "FedAU": 0.1, "MIFA": 0.0})
-    grid = study_comparisons._interaction(tables)
+    grid = study_comparisons._interaction(tables, ACCURACY)
     assert grid is not None
     told = [["FedAU", "+0.200 ± 0.000 *, |g| > 100"], ["MIFA", "+0.250 ± 0.000 *, |g| > 100"]]
     assert [row[:2] for row in grid.rows] == told
     assert [(each.point, each.of) for each in study_comparisons.recovered(tables)] == [
-        ({"availability.rate": rate}, {"FedAU": pytest.approx(0.8), "MIFA": pytest.approx(1.0)}) for rate in (0.5, 0.1)
+        ({"availability.rate": rate}, {"FedAU": pytest.approx([0.8] * 3), "MIFA": pytest.approx([1.0] * 3)})
+        for rate in (0.5, 0.1)
     ]
-    assert list(study_page.answers(tables)) == [
-        "FedAvg loses most at availability.rate = 0.1: 0.450 ± 0.000 of accuracy. Won back: MIFA 100 % and FedAU 80 %.",
-        "By the mean cost of availability.rate in final accuracy over all points, the best is MIFA (0), then FedAU (0.07), then "
-        "FedAvg (0.35). Every pair differs (paired by 3 seeds, 5 % with Holm's correction for 3 pairs).",
-    ]
+    won, ranked_ = study_page.answers(tables)
+    assert won.startswith("FedAvg loses most at availability.rate = 0.1: 0.450 ± 0.000 of accuracy, p < 0.0001")
+    assert won.endswith("Won back (95 % interval): MIFA 100 % (100 to 100) and FedAU 80 % (80 to 80).")
+    best = "the best is MIFA (0), then FedAU (0.07), then FedAvg (0.35). Every pair differs, the largest p < 0.0001"
+    assert ranked_.startswith(f"By the mean cost of availability.rate in final accuracy over all points, {best}")
     (line, _) = study_page.answers(study({"MIFA": 0.0, "FedAvg": 0.5}))
     assert "nobody can be said" in line
     doubtful = study({"FedAvg": 0.0, "MIFA": 0.0})  # each cost has p = 0.035, and 0.07 as one of two
@@ -213,8 +284,13 @@ def test_whom_labels_are_compared_with_may_be_chosen():
     assert found.loc[("interaction", "FedAvg", 0.1), "mean"] == pytest.approx(-0.45)
     assert found.loc[("label", "FedAU", 0.5), "mean"] == pytest.approx(-0.05)
     assert found.loc[("value", "FedAU", 0.5), "mean"] == pytest.approx(-0.05)
-    assert len(found) == 3 * 2 + 2 * 3 + 2 * 2
-    assert found["reference"].dropna().unique().tolist() == ["MIFA"]
+    assert found.groupby("kind").size().to_dict() == {
+        "value": 3 * 2,
+        "label": 2 * 3,
+        "interaction": 2 * 2,
+        "overall": 3,
+    }
+    assert found["reference"].dropna().unique().tolist() == ["MIFA", "FedAvg"]
     assert study_comparisons.recovered(by)[0].of.keys() == {"FedAvg", "FedAU"}
 
 
@@ -224,7 +300,7 @@ def test_differences_of_differences_are_those_of_scipy_whatever_the_order_of_row
     tables.study["final/accuracy"] += noise
     mixed = replace(tables, study=tables.study.sample(frac=1.0, random_state=0))
     at = tables.study.set_index(["label", "availability.rate", "seed"])["final/accuracy"].unstack()
-    for rate, found in zip((0.5, 0.1), study_comparisons.interactions(mixed), strict=True):
+    for rate, found in zip((0.5, 0.1), study_comparisons.interactions(mixed, ACCURACY), strict=True):
         lost = [(at.loc[(label, rate)] - at.loc[(label, 1.0)]).to_numpy() for label in ("B", "A")]
         wanted: Any = stats.ttest_rel(*lost)
         assert (found.point, found.result.p) == ({"availability.rate": rate}, pytest.approx(wanted.pvalue))
