@@ -274,9 +274,10 @@ def _check_drawn(config: Config) -> None:
     p = config.population
     drawn = p.partition.draws or p.held_out or p.root or config.domains.draws or isinstance(p.dataset, ByPath)
     if p.partition_seed != 0 and not drawn:
+        mix = ", give population.partition.similarity" * hasattr(p.partition, "similarity")
         raise ConfigError(
-            f"population.partition_seed={show(p.partition_seed)}: {p.partition.kind} draws nothing as it is set, so every seed has "
-            f"the same clients: leave it out, or choose another partition"
+            f"population.partition_seed={show(p.partition_seed)}: population.partition.kind={p.partition.kind!r} draws nothing, so "
+            f"every seed has the same clients: leave the seed out{mix}, or choose another partition"
         )
 
 

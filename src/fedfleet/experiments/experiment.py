@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -143,10 +144,11 @@ class Experiment(Prepared):
             told.add([Status(folder), *trackers(self.config, folder, told.say)])
             runner = Runner(self, folder, told, pause)
             for line in self.advice():
-                told.say(line)
+                if workers is None or workers.first(line):
+                    told.say(line)
             if result is not None:
                 runner.resume(result)
             run = runner.run(executor)
             with folder.writing():
-                write_card(out, plain_code(self.task), rate_left(self.config.algorithm, run.summary.get("rounds") or 0))
+                write_card(out, plain_code(self.task), partial(rate_left, self.config.algorithm))
             return run

@@ -81,20 +81,20 @@ class Progress(Callback):
             self._replace(self._line(phases, done, PLAIN_WIDTH), last=last)
         elif self._console.is_terminal:
             line = self._line(phases, done, self._console.width)
+            self._move("" if stays and last else line, now=stays)  # for what is said draws again what was drawn last
             if stays:
                 self.say(line)
-            self._move("" if stays and last else line)
         elif stays or last or time.monotonic() - self._shown > PLAIN_EVERY_S:
             self._shown = time.monotonic()
             self.say(self._line(phases, done, PLAIN_WIDTH))
 
-    def _move(self, line: str) -> None:
-        """Show a line on a terminal, in the place of the one before."""
+    def _move(self, line: str, *, now: bool) -> None:
+        """Show a line on a terminal, in the place of the one before: now, or with the next of the frames."""
         if self._live is None:
             self._live = Live(console=self._console, refresh_per_second=8)
             self._live.start()
         self._live.transient = not line
-        self._live.update(Text(line, no_wrap=True, overflow="ellipsis"))
+        self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=now)
 
     def _replace(self, line: str, *, last: bool) -> None:
         """Show a line in a notebook, in the place of the one before."""

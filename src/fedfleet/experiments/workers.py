@@ -11,11 +11,19 @@ from fedfleet.simulator.executors.base import Executor
 
 
 class Workers:
-    """Keeps an executor for the next run, if that asks for the same one: actors take seconds to come up."""
+    """Keeps an executor for the next run, if that asks for the same one: actors take seconds. It knows what runs were told."""
 
     def __init__(self) -> None:
         self._executor: Executor | None = None
         self._asked: Any = None
+        self._told = set[str]()
+
+    def first(self, line: str) -> bool:
+        """Return whether none of the runs has been told a line of advice yet, which this one is now."""
+        if line in self._told:
+            return False
+        self._told.add(line)
+        return True
 
     @contextmanager
     def of(self, x: Prepared) -> Iterator[Executor]:

@@ -9,7 +9,7 @@ May import: files, simulator, simulator.driver.evaluation.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,15 +57,18 @@ def run_folders(runs: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(run.resolve() for path in runs for run in _expand(Path(path))))
 
 
-def write_card(run: Path, net: tuple[str, str] | None = None, rate: float = 1.0) -> None:
+def write_card(
+    run: Path, net: tuple[str, str] | None = None, rate: Callable[[int], float] = lambda rounds: 1.0
+) -> None:
     """Write the `model_card.md` of a run folder that has a model. Raises ValueError where a file of it cannot be read.
 
     `net` is the run's net in Python: where it is from, such as "from nets import resnet", empty for torch; and an expression.
-    `rate` is the share of its learning rate that was left in its last round.
+    `rate` says which share of its learning rate was left in the last of so many rounds.
     """
     from fedfleet.report import card, tables
 
-    card.write(tables.read(run, wanted=("rounds",)), net, rate)
+    read = tables.read(run, wanted=("rounds",))
+    card.write(read, net, rate(read.rounds_done))
 
 
 def told(run: Path) -> list[str]:

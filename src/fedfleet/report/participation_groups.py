@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,6 +30,8 @@ class Grouped:
 
     Attributes:
         rounds: done at each evaluation (t,).
+        group: of each client, its place in ``NAMES`` (n,).
+        completed: rounds that each client completed (n,).
         sizes: clients in each group of ``NAMES`` (4,).
         values: mean of each group (t, 4), NaN of an empty one.
         mean: over all clients (t,), each counted once.
@@ -37,6 +40,8 @@ class Grouped:
     """
 
     rounds: np.ndarray
+    group: np.ndarray
+    completed: np.ndarray
     sizes: np.ndarray
     values: np.ndarray
     mean: np.ndarray
@@ -74,6 +79,8 @@ def grouped(run: Run, column: str) -> Grouped | None:
     members = [group == k for k in range(len(NAMES))]
     return Grouped(
         rounds=np.array(sorted(table)) + 1,
+        group=group,
+        completed=counts,
         sizes=np.array([mine.sum() for mine in members]),
         values=np.stack([_mean(values, mine.astype(float)) for mine in members], axis=1),
         mean=_mean(values, np.ones(clients)),
@@ -91,18 +98,30 @@ def _mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def frame(run: Run, columns: Sequence[str]) -> pd.DataFrame:
-    """Return a row an evaluation and group: rounds done, group, clients in it, and the columns; the two means are groups, too."""
+    """Return a row an evaluation and group: the rounds done by then, the group, its clients, and the columns.
+
+    ``least`` and ``most`` are the rounds that a client of the group completed in the whole run. The two means are groups, too.
+    """
     found = {column: each for column in columns if (each := grouped(run, column)) is not None}
     rows = []
     for first in list(found.values())[:1]:
         for i, done in enumerate(first.rounds.astype(int).tolist()):
             for k, name in enumerate(NAMES):
                 each = {column: result.values[i, k] for column, result in found.items()}
-                rows.append({"rounds": done, "group": name, "clients": int(first.sizes[k]), **each})
+                rows.append({"rounds": done, "group": name, **_bounds(first, k), **each})
             for name, of in ((MEAN, "mean"), (WEIGHTED, "weighted")):
                 each = {column: getattr(result, of)[i] for column, result in found.items()}
-                rows.append({"rounds": done, "group": name, "clients": int(first.sizes.sum()), **each})
-    return pd.DataFrame(rows, columns=["rounds", "group", "clients", *found])
+                rows.append({"rounds": done, "group": name, **_bounds(first), **each})
+    return pd.DataFrame(rows, columns=["rounds", "group", "clients", "least", "most", *found]).astype(
+        {"least": "Int64", "most": "Int64"}
+    )
+
+
+def _bounds(of: Grouped, k: int | None = None) -> dict[str, Any]:
+    """Return how many clients a group has, and the fewest and most rounds that one of them completed; of all if None."""
+    mine = of.completed if k is None else of.completed[of.group == k]
+    ends = (int(mine.min()), int(mine.max())) if len(mine) else (None, None)
+    return {"clients": len(mine), "least": ends[0], "most": ends[1]}
 
 
 def draw(groups: Groups, column: str) -> Picture | None:

@@ -194,7 +194,7 @@ def _to_target(tables: Tables) -> Picture | None:
             if column in sent:
                 panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
             title = f"{name}, {clock}" if timed else name
-            panel.set_title(canvas.plain(title if not part.name else f"{title}: {part.name}"))
+            panel.set_title("\n".join(map(canvas.plain, filter(None, [title, part.name]))))
     canvas.legend(figure, _look(tables))
     caption = (
         f"Rounds, {joined(list(sent.values()))} and virtual time until an evaluation first found {tables.target}. {EACH} "
@@ -297,8 +297,8 @@ def _histogram(tables: Tables) -> Picture | None:
                 bars.append(result)
             if bars:
                 canvas.steps(panel, np.mean(bars, axis=0), edges, canvas.look(_look(tables), label)[0], filled=False)
-        text = ", ".join(filter(None, [f"{x.key.split('.')[-1]} = {value}", part.name]))
-        panel.set_title(canvas.plain(text), fontsize=8.5)
+        text = filter(None, [f"{x.key.split('.')[-1]} = {value}", part.name])
+        panel.set_title("\n".join(map(canvas.plain, text)), fontsize=8.5)
         panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         panel.yaxis.set_major_formatter(FuncFormatter(lambda v, _: quantity(v)))
     for panel in axes[-columns:]:
@@ -321,7 +321,7 @@ def _evenness(tables: Tables) -> Picture | None:
     for row, part in enumerate(panels):
         for panel, (column, name) in zip(axes[2 * row : 2 * row + 2], shown.items(), strict=True):
             _against(panel, tables, part.rows, column)
-            panel.set_title(canvas.plain(": ".join(filter(None, [name, part.name]))))
+            panel.set_title("\n".join(map(canvas.plain, filter(None, [name, part.name]))))
             panel.set_ylim(-0.03, 1.03)
     for panel in axes[1::2]:
         panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: share(max(0.0, value))))

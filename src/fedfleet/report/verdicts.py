@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedfleet.report.significance import LEVEL, Order
-from fedfleet.report.words import count, joined, number, probability, share
+from fedfleet.report.words import count, joined, number, plus_minus, probability, share
 
 PAIRS = 6  # that a sentence names at most
 
@@ -34,7 +34,7 @@ def ranking(names: Sequence[str], result: Order, by: str, means: np.ndarray | No
     p = [pair.p for pair in result.pairs if not pair.result.same]
     if len(names) == 2:
         between = result.pairs[0].result
-        how = f"they differ by {number(abs(between.mean))} ± {number(between.half)}, {probability(p[0])} ({tested})"
+        how = f"they differ by {plus_minus(abs(between.mean), between.half)}, {probability(p[0])} ({tested})"
         if result.apart:
             return f"By {by}, the best is {', then '.join(ordered)}: {how}."
         return f"By {by}, {joined(ordered)} cannot be ranked: {how}."

@@ -66,9 +66,15 @@ def mean_sd(values: Sequence[float | None]) -> str:
         return MISSING
     if len(known) == 1 or known.std() == 0:
         return number(known.mean()) + (" ± 0" if len(known) > 1 else "")
-    spread = known.std(ddof=1)
-    digits = min(6, max(0, 1 - math.floor(math.log10(spread))))  # two digits of the spread, and the mean to match
-    return f"{known.mean():.{digits}f} ± {spread:.{digits}f}"
+    return plus_minus(known.mean(), known.std(ddof=1))
+
+
+def plus_minus(value: float, spread: float) -> str:
+    """'0.731 ± 0.019': two digits of the spread, and the value to match."""
+    if not spread > 0:
+        return f"{number(value)} ± 0"
+    digits = min(6, max(0, 1 - math.floor(math.log10(spread))))
+    return f"{value:.{digits}f} ± {spread:.{digits}f}"
 
 
 def whole(value: float | None) -> str:

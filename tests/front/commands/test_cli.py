@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -362,6 +363,8 @@ def test_a_terminal_gets_one_live_line(tmp_path: Path) -> None:
         ]
         for index in range(3):
             progress.round({"round": index, **row, "eval/auc": 0.5 if index == 1 else None}, phases)
+            assert progress._live is not None
+            progress._live.refresh()  # as it does eight times a second
         progress.end({})
         progress.start(begun)  # the next run counts from zero
         progress.round({"round": 0, "client_steps": 7, "virtual_s": 7}, phases)
@@ -373,6 +376,9 @@ def test_a_terminal_gets_one_live_line(tmp_path: Path) -> None:
     assert "round 3/3 | auc 0.5000 after 2 | completed 9+8 of 10+12 | " in shown
     stays = [line for line in shown.split("\n") if "round 2/3" in line and "\x1b[2K" not in line.split("round 2/3")[1]]
     assert stays, "an evaluation stays above the line that moves"
+    first, _ = re.split("initial model", shown)[1:]
+    drawn = re.findall(r"round (\d)/3", first)
+    assert drawn == sorted(drawn), "no round is drawn again below a later one"
 
 
 @pytest.mark.slow

@@ -44,6 +44,11 @@ def test_groups_by_hand(tmp_path: Path) -> None:
         "participation-weighted",
     ]
     assert table["accuracy"].iloc[-1] == pytest.approx(0.9)
+    bounds = table[table["rounds"] == 2].set_index("group")[["clients", "least", "most"]].astype(object)
+    assert bounds.loc[["never", "rarely", "often", "mean of clients"]].to_numpy().tolist() == [
+        [3, 0, 0], [1, 1, 1], [1, 3, 3], [5, 0, 3],
+    ]  # fmt: skip
+    assert bounds.loc["sometimes"].isna().tolist() == [False, True, True]
     write_report([folder], tmp_path / "out")
     assert "clients-by-participation-accuracy" in figures(tmp_path / "out")
 

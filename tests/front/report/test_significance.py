@@ -154,7 +154,7 @@ def test_a_verdict_ranks_some_all_or_none():
         return verdicts.ranking("ABC"[: values.shape[1]], in_order(values, **how), "x")
 
     p = float(stats.ttest_rel(values[:, 1], values[:, 0]).pvalue)  # type: ignore[attr-defined]
-    assert said(values).startswith("By x, the best is B (0.2033), then A (0.1033): they differ by 0.1 ± 0.0248")
+    assert said(values).startswith("By x, the best is B (0.2033), then A (0.1033): they differ by 0.100 ± 0.025, ")
     assert f"p = {p:.2g} (paired by 3 seeds" in said(values)
     assert "the best is A" in said(values, least_is_best=True)
     assert "cannot be ranked: they differ by" in said(values * [[1, 1], [1, 0], [1, 1]])
