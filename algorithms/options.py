@@ -238,36 +238,51 @@ class ClientOptimizer(ByName):
     """The rule for directions, as in torch.optim, whose names do too."""
 
     torchs = MappingProxyType(
-        {"SGD": Torchs("sgd"), "Adam": Torchs("adam"), "Adagrad": Torchs("adagrad", fixed={"eps": 1e-10})}
+        {
+            "SGD": Torchs("sgd"),
+            "Adam": Torchs("adam"),
+            "AdamW": Torchs("adamw"),
+            "Adagrad": Torchs("adagrad", fixed={"eps": 1e-10}),
+        }
     )
-    used = MappingProxyType({"sgd": ("momentum", "nesterov"), "adam": ("beta1", "beta2", "eps"), "adagrad": ("eps",)})
-    name: Literal["sgd", "adam", "adagrad"] = "sgd"
-    """Or torch's SGD, Adam and Adagrad, with torch's options."""
+    used = MappingProxyType(
+        {
+            "sgd": ("momentum", "nesterov"),
+            **dict.fromkeys(("adam", "adamw"), ("beta1", "beta2", "eps")),
+            "adagrad": ("eps",),
+        }
+    )
+    name: Literal["sgd", "adam", "adamw", "adagrad"] = "sgd"
+    """Or torch's SGD, Adam, AdamW and Adagrad, with torch's options."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
     """SGD only."""
     nesterov: bool = False
     """SGD only; needs momentum."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """Part of the gradient, but of adamw, which shrinks weights beside it; there 0.01 if not given, as in torch."""
     clip_norm: float | None = Field(default=None, gt=0)
     """Largest Euclidean norm of a direction."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.999, ge=0, lt=1)
-    """Adam only, as beta1."""
+    """Adam and AdamW only, as beta1."""
     eps: float = Field(default=1e-8, gt=0)
-    """Adam and Adagrad."""
+    """Adam, AdamW and Adagrad."""
 
     @model_validator(mode="after")
     def _applies(self) -> ClientOptimizer:
         self._check_used()
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov looks ahead along momentum: set momentum, or leave it out")
+        if self.name == "adamw" and "weight_decay" not in self.model_fields_set:
+            object.__setattr__(self, "weight_decay", 0.01)  # so that it stands in config.yaml
         return self
 
     def build(self) -> Optimizer:
         """Return the optimiser."""
         decay = {"weight_decay": self.weight_decay, "clip_norm": self.clip_norm}
-        if self.name == "adam":
-            return adam(beta1=self.beta1, beta2=self.beta2, eps=self.eps, **decay)
+        if self.name in ("adam", "adamw"):
+            decoupled = self.name == "adamw"
+            return adam(beta1=self.beta1, beta2=self.beta2, eps=self.eps, decoupled=decoupled, **decay)
         if self.name == "adagrad":
             return adagrad(eps=self.eps, **decay)
         return sgd(momentum=self.momentum, nesterov=self.nesterov, **decay)

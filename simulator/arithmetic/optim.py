@@ -74,13 +74,15 @@ def adam(
     eps: float = 1e-8,
     weight_decay: float = 0.0,
     clip_norm: float | None = None,
+    decoupled: bool = False,
 ) -> Optimizer:
-    """Adam (Kingma & Ba 2015) as in ``torch.optim.Adam``.
+    """Adam (Kingma & Ba 2015) as in ``torch.optim.Adam``, or AdamW (Loshchilov & Hutter 2019) as in ``torch.optim.AdamW``.
 
     Args:
         beta1, beta2: weights of the old first and second moments.
         eps: added to the root of the second.
         weight_decay, clip_norm: as of ``sgd``.
+        decoupled: add ``weight_decay * z`` after the moments, which do not see it: AdamW.
 
     """
 
@@ -89,7 +91,7 @@ def adam(
         return Counted(Moments(T.zeros_like(z), T.zeros_like(z)), none_yet)
 
     def update(state: Counted, d: Tree, z: Tree) -> tuple[Tree, Counted]:
-        d = _prepare(d, z, weight_decay, clip_norm)
+        d = _prepare(d, z, 0.0 if decoupled else weight_decay, clip_norm)
         count = state.count + 1
         m = T.map(lambda a, g: beta1 * a + (1 - beta1) * g, state.moments.first, d)
         v = T.map(lambda b, g: beta2 * b + (1 - beta2) * g * g, state.moments.second, d)
@@ -98,7 +100,8 @@ def adam(
         def leaf(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             return ((a / c1) / ((b / c2).sqrt() + eps)).to(a.dtype)
 
-        return T.map(leaf, m, v), Counted(Moments(m, v), count)
+        d = T.map(leaf, m, v)
+        return T.axpy(weight_decay, z, d) if decoupled and weight_decay else d, Counted(Moments(m, v), count)
 
     return Optimizer(init, update)
 

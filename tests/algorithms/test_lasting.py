@@ -43,6 +43,7 @@ def test_lasting_optimisers_keep_the_contract(name):
         ({"momentum": 0.9}, lambda z: torch.optim.SGD(z, LR, momentum=0.9)),
         ({"momentum": 0.9, "nesterov": True}, lambda z: torch.optim.SGD(z, LR, momentum=0.9, nesterov=True)),
         ({"name": "adam", "eps": 1e-3}, lambda z: torch.optim.Adam(z, LR, eps=1e-3)),
+        ({"name": "AdamW", "weight_decay": 0.3}, lambda z: torch.optim.AdamW(z, LR, weight_decay=0.3)),
         ({"name": "Adagrad"}, lambda z: torch.optim.Adagrad(z, LR)),
     ],
 )

@@ -13,7 +13,8 @@ from fedfleet.algorithms.options import ClientOptimizer, Schedule
 SCHEDULES = [("StepLR", {"step_size": 3, "gamma": 0.5}), ("StepLR", {"step_size": 2}), ("ExponentialLR", {"gamma": 0.9}),
              ("CosineAnnealingLR", {"T_max": 9})]  # fmt: skip
 OPTIMIZERS = [("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}), ("SGD", {}), ("Adagrad", {}),
-              ("Adam", {"betas": (0.5, 0.9), "eps": 1e-3}), ("Adam", {})]  # fmt: skip
+              ("Adam", {"betas": (0.5, 0.9), "eps": 1e-3}), ("Adam", {}), ("AdamW", {}),
+              ("AdamW", {"betas": (0.5, 0.9), "weight_decay": 0.3})]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "given"), SCHEDULES)
@@ -50,11 +51,14 @@ def test_an_option_that_torch_wants_is_wanted():
             Schedule.model_validate(name)
 
 
-@pytest.mark.parametrize("given", ["AdamW", {"name": "Adam", "betas": 0.9}, {"name": "SGD", "betas": (0.5, 0.9)}])
+@pytest.mark.parametrize("given", ["NAdam", {"name": "Adam", "betas": 0.9}, {"name": "SGD", "betas": (0.5, 0.9)}])
 def test_what_has_no_counterpart_is_refused(given):
     with pytest.raises(ValidationError):
         ClientOptimizer.model_validate(given)
     assert ClientOptimizer.model_validate("Adam") == ClientOptimizer.model_validate("adam")
+    decay = ClientOptimizer.model_validate("adamw")
+    assert ClientOptimizer.model_validate(decay.model_dump(mode="json")).weight_decay == decay.weight_decay == 0.01
+    assert ClientOptimizer.model_validate({"name": "AdamW", "weight_decay": 0.0}).weight_decay == 0.0
 
 
 def test_an_option_that_torchs_class_has_not_is_refused_with_those_that_it_has():
@@ -68,7 +72,7 @@ def test_an_option_that_torchs_class_has_not_is_refused_with_those_that_it_has()
 
 
 @pytest.mark.parametrize(("of", "given", "known"), [
-    (ClientOptimizer, "AdamW", "sgd, adam, adagrad, SGD, Adam, Adagrad"),
+    (ClientOptimizer, "NAdam", "sgd, adam, adamw, adagrad, SGD, Adam, AdamW, Adagrad"),
     (Schedule, {"kind": "OneCycleLR", "max_lr": 0.1}, "constant, power, step, cosine, StepLR, "),
 ])  # fmt: skip
 def test_a_name_that_is_unknown_is_refused_before_its_options(of, given, known):

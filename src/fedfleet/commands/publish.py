@@ -17,7 +17,7 @@ from fedfleet.files.writing import write_text
 from fedfleet.report import publication, run_folders, tables, variance
 from fedfleet.report.groups import grouped
 from fedfleet.report.latex import escape
-from fedfleet.report.settings import HIDDEN, USED
+from fedfleet.report.settings import HIDDEN, OF_CLIENTS
 from fedfleet.report.study_tables import Tables
 from fedfleet.report.tables import Run
 from fedfleet.report.traps import counted
@@ -40,7 +40,8 @@ DEMSAR = Paper(
     2006,
 )
 YEAR = 2026
-FIRST = ("lr", "dual_lr", "batch_size", "steps", "epochs", "client_optimizer")
+OPTIMIZERS = ("client_optimizer", "optimizer")
+FIRST = ("lr", "dual_lr", "batch_size", "steps", "epochs", *OPTIMIZERS)
 """Options of an algorithm that are told whether or not they are the defaults."""
 UNTOLD = ("name", "kind", "of", "sha256", "digest", "source", "min_size")
 """Keys that are no options, or are told elsewhere."""
@@ -317,11 +318,11 @@ def _algorithm(run: Run) -> str:
 def _of_algorithm(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of an algorithm that are told; how clients count has a sentence of its own."""
     result = {key: value for key, value in _chosen("algorithm", options, FIRST).items() if key != "weight"}
-    if isinstance(how := result.get("client_optimizer"), Mapping):
-        used = USED["client_optimizer.name"]
-        others = {option for several in used.values() for option in several}.difference(used.get(_name(how), ()))
-        usual = {"state": "reset"}
-        result["client_optimizer"] = {k: v for k, v in how.items() if k not in others and v and v != usual.get(k)}
+    every, usual = {option for several in OF_CLIENTS.values() for option in several}, {"state": "reset"}
+    for key in OPTIMIZERS:
+        if isinstance(how := result.get(key), Mapping):
+            others = every.difference(OF_CLIENTS.get(_name(how), ()))
+            result[key] = {k: v for k, v in how.items() if k not in others and v and v != usual.get(k)}
     return result
 
 

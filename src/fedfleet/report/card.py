@@ -54,13 +54,15 @@ net.load_state_dict({{name[2:]: leaf for name, leaf in load_file("{weights}").it
 optimizer = {optimizer}
 for x, y in loader:  # {yours}yours: x (n, {shape}), y {labels}
     optimizer.zero_grad()
-    {loss}.backward()
+    {loss}.backward(){clipped}
     optimizer.step()
 ```"""
 
 
-OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adagrad": "Adagrad"}
+OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "adagrad": "Adagrad"}
 """Torch's names of the clients' optimisers."""
+EPS = {"Adam": 1e-8, "AdamW": 1e-8, "Adagrad": 1e-10}
+"""Torch's defaults."""
 TORCHS_LOSS = re.compile(r"torch\.(nn\.functional\.[a-z0-9_]+)")
 Net = tuple[str, str]
 """A net in Python: a line that says where it is from, empty for torch, and an expression."""
@@ -125,6 +127,7 @@ def _plain(run: Run, net: Net | None, rate: float) -> str:
         "shape": ", ".join(map(str, shape)),
         "labels": "(n,)" if loss is not None and "(net(x), y" in loss else "(n, ...)",
         "loss": loss or "loss(net(x), y)",
+        "clipped": _clipped(run),
     }
     of, made = net
     seed = "\ntorch.manual_seed(0)  # for what the net draws and does not learn, which the file has not"
@@ -150,21 +153,35 @@ def _loss(run: Run) -> str | None:
     )
 
 
-def _optimizer(run: Run, rate: float) -> str:
-    """Return the clients' optimiser in torch's words, at the rate of the last round."""
+def _rule(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of the algorithm that has a learning rate, and those of its clients' optimiser."""
     options = mapping(run.config.get("algorithm"))
     while "lr" not in options and "of" in options:
         options = mapping(options["of"])
-    how = mapping(options.get("client_optimizer"))
+    return options, mapping(options.get("client_optimizer", options.get("optimizer")))
+
+
+def _clipped(run: Run) -> str:
+    most = _rule(run)[1].get("clip_norm")
+    return f"\n    nn.utils.clip_grad_norm_(net.parameters(), {most})" if isinstance(most, int | float) else ""
+
+
+def _optimizer(run: Run, rate: float) -> str:
+    """Return the clients' optimiser in torch's words, at the rate of the last round."""
+    options, how = _rule(run)
     name = OPTIMIZERS.get(str(how.get("name")), "SGD")
     # A received file may have other things there, which are no code to print.
     numbers = {key: value for key, value in how.items() if isinstance(value, int | float)}
     lr = options.get("lr")
     first = lr if isinstance(lr, int | float) else 0.1
     given: dict[str, Any] = {"lr": first if rate == 1.0 else float(f"{first * rate:.6g}")}
-    if name == "Adam" and {"beta1", "beta2"} <= numbers.keys():
+    if name in ("Adam", "AdamW") and {"beta1", "beta2"} <= numbers.keys():
         given["betas"] = (numbers["beta1"], numbers["beta2"])
+    if numbers.get("eps", EPS.get(name)) != EPS.get(name) and name in EPS:
+        given["eps"] = numbers["eps"]
     given |= {key: numbers[key] for key in ("momentum", "nesterov", "weight_decay") if numbers.get(key)}
+    if name == "AdamW":
+        given["weight_decay"] = numbers.get("weight_decay", 0.01)
     said = ", ".join(f"{key}={value}" for key, value in given.items())
     fell = f"  # lr of the last round; it was {first} in the first"
     return f"torch.optim.{name}(net.parameters(), {said}){fell * (rate != 1.0)}"

@@ -29,8 +29,15 @@ UNTOLD = (
     "task.own.options",
 )
 """Settings that are shown only where they differ."""
+OF_CLIENTS: Mapping[str, Sequence[str]] = {
+    "sgd": ("momentum", "nesterov"),
+    **dict.fromkeys(("adam", "adamw"), ("beta1", "beta2", "eps")),
+    "adagrad": ("eps",),
+}
+"""Options of clients' optimisers."""
 USED: Mapping[str, Mapping[str, Sequence[str]]] = {
-    "client_optimizer.name": {"sgd": ("momentum", "nesterov"), "adam": ("beta1", "beta2", "eps"), "adagrad": ("eps",)},
+    "client_optimizer.name": OF_CLIENTS,
+    "optimizer.name": OF_CLIENTS,
     "server_optimizer.name": {
         "sgd": ("momentum",),
         "adagrad": ("beta1", "eps"),

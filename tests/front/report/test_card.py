@@ -74,12 +74,18 @@ def test_one_goes_on_with_the_optimiser_that_trained(tmp_path: Path) -> None:
             }
         },
         "Adam(net.parameters(), lr=0.2, betas=(0.8, 0.99), weight_decay=0.1)\n": {"lr": 0.2, "client_optimizer": adam},
+        "AdamW(net.parameters(), lr=0.2, betas=(0.8, 0.99), eps=0.1, weight_decay=0.0)\n": {
+            "lr": 0.2,
+            "optimizer": {**adam, "name": "adamw", "eps": 0.1, "weight_decay": 0.0, "clip_norm": 2.0},
+        },
     }
     for i, (wanted, options) in enumerate(rows.items()):
         config = {"task": {"name": "classification"}, "algorithm": {"name": "fedavg", **options}}
         said = {"status": "finished", "examples": {"shape": [2]}}
         run = read(make_run(tmp_path / str(i), rounds=None, summary=said, config=config))
-        assert f"optimizer = torch.optim.{wanted}" in card(run, ("", "nn.Linear(2, 3)"), 0.25 if i == 1 else 1.0)
+        text = card(run, ("", "nn.Linear(2, 3)"), 0.25 if i == 1 else 1.0)
+        assert ("    nn.utils.clip_grad_norm_(net.parameters(), 2.0)\n" in text) == (i == 3)
+        assert f"optimizer = torch.optim.{wanted}" in text
 
 
 def test_the_two_players_of_a_game_are_read_as_tensors(tmp_path: Path) -> None:

@@ -1,3 +1,5 @@
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -68,13 +70,14 @@ SGD = [
 ADAM = [{}, {"beta1": 0.5, "beta2": 0.9, "eps": 1e-3}, {"weight_decay": 0.1}, {"beta1": 0.0}]
 
 
-def torch_adam(params, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0):
-    return torch.optim.Adam(params, lr=LR, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay)
+def torch_adam(params, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0, of=torch.optim.Adam):
+    return of(params, lr=LR, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay)
 
 
 OF_TORCH = [
     *((sgd, lambda p, **o: torch.optim.SGD(p, lr=LR, **o), options) for options in SGD),
     *((adam, torch_adam, options) for options in ADAM),
+    (partial(adam, decoupled=True), partial(torch_adam, of=torch.optim.AdamW), {"weight_decay": 0.3, "beta2": 0.9}),
     *((adagrad, lambda p, **o: torch.optim.Adagrad(p, lr=LR, **o), o) for o in ({}, {"eps": 0.1, "weight_decay": 0.2})),
 ]
 
@@ -82,7 +85,7 @@ OF_TORCH = [
 def test_rules_are_those_of_torch(subtests):
     for rule, make, options in OF_TORCH:
         for clip in (None, 0.5) if rule is not adagrad else (None,):
-            with subtests.test(f"{rule.__name__} {options}, clipped to {clip}"):
+            with subtests.test(f"{rule} {options}, clipped to {clip}"):
                 expected = theirs(lambda p, make=make, o=options: make(p, **o), start(), directions(), clip)
                 made = rule(**options) if clip is None else rule(**options, clip_norm=clip)
                 assert_same_path(ours(made, start(), directions()), expected)
