@@ -16,8 +16,8 @@ def refuse_others(options: Options, kind: str, used: Set[str], every: Set[str]) 
     """Refuse what was set among ``every`` option that some kinds have, and this one does not use. Raises ValueError."""
     for key in sorted(every - used):
         if (value := getattr(options, key)) != type(options).model_fields[key].default:
-            takes = f", which takes {', '.join(sorted(used))}" if used else ""
-            raise ValueError(f"{key}={value} is not for {kind}{takes}: leave it out")
+            takes = f" (options of {kind}: {', '.join(sorted(used))})" if used else ""
+            raise ValueError(f"{key}={value} is not for {kind}: leave it out{takes}")
 
 
 def take_rounds(options: Options, info: ValidationInfo) -> None:
@@ -194,8 +194,8 @@ class Schedule(ByName):
         rounds = (info.context or {}).get("rounds")
         if self.rounds is not None and rounds is not None and self.rounds < rounds and not self.floor:
             raise ValueError(
-                f"rounds={self.rounds}: from then on the rate would be 0, and the run has rounds={rounds}: leave it out, or give "
-                f"as many"
+                f"rounds={self.rounds} (torch's T_max): from then on the rate would be 0, and the run has rounds={rounds}: give as "
+                f"many, or floor"
             )
         filled = {"power": {"exponent": 0.5}, "step": {"factor": 0.1}, "cosine": {"rounds": rounds and max(1, rounds)}}
         for key, value in filled.get(self.kind, {}).items():

@@ -1,6 +1,7 @@
 """FedAvg, FedOpt, FedProx, SCAFFOLD: golden rounds, limits, and what each is for."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -83,21 +84,27 @@ ADAM = {"name": "adam", "lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-3}
     [
         (
             {"server_optimizer": {"name": "adam", "momentum": 0.9}},
-            "momentum=0.9 is not for adam, which takes beta1, beta2, eps",
+            "momentum=0.9 is not for adam: leave it out (options of adam: beta1, beta2, eps)",
         ),
         (
             {"server_optimizer": {"name": "adagrad", "beta2": 0.9}},
-            "beta2=0.9 is not for adagrad, which takes beta1, eps",
+            "beta2=0.9 is not for adagrad: leave it out (options of adagrad: beta1, eps)",
         ),
-        ({"server_optimizer": {"eps": 0.1}}, "eps=0.1 is not for sgd, which takes momentum"),
-        ({"client_optimizer": {"beta1": 0.5}}, "beta1=0.5 is not for sgd, which takes momentum, nesterov"),
+        ({"server_optimizer": {"eps": 0.1}}, "eps=0.1 is not for sgd: leave it out (options of sgd: momentum)"),
+        (
+            {"client_optimizer": {"beta1": 0.5}},
+            "beta1=0.5 is not for sgd: leave it out (options of sgd: momentum, nesterov)",
+        ),
         ({"client_optimizer": {"name": "adam", "nesterov": True}}, "nesterov=True is not for adam"),
-        ({"client_optimizer": {"name": "adagrad", "beta1": 0.5}}, "beta1=0.5 is not for adagrad, which takes eps"),
+        (
+            {"client_optimizer": {"name": "adagrad", "beta1": 0.5}},
+            "beta1=0.5 is not for adagrad: leave it out (options of adagrad: eps)",
+        ),
         ({"client_optimizer": {"nesterov": True}}, "nesterov looks ahead along momentum: set momentum"),
     ],
 )
 def test_options_that_an_optimiser_does_not_have_are_refused(given, line):
-    with pytest.raises(ValueError, match=line):
+    with pytest.raises(ValueError, match=re.escape(line)):
         build("fedavg", PULL.task, **given)
 
 

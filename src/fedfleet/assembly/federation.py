@@ -12,6 +12,7 @@ from fedfleet.config import requirements, resolve, root
 from fedfleet.config.federation import steps
 from fedfleet.config.plugins import places
 from fedfleet.config.population import (
+    check_drawn,
     check_grouped,
     check_source_share,
     make_population,
@@ -154,6 +155,7 @@ def federate(x: Loaded, task: Task | None = None, algorithm: Algorithm | None = 
 
 def _dealt(x: Loaded, config: Config, task: Task, written: frozenset[str]) -> Population:
     """Return all clients of the data, in their domains. Raises ConfigError."""
+    check_drawn(config, x.data, given=not {"data", "population"}.isdisjoint(written))
     dealt = make_population(config, x.data, lambda kind, clients: _vectors(config, task)(kind, clients))
     if {"data", "population.dataset"} & written:
         part = next((p for p in ("population", "data") if getattr(x.given, p) is not None), "population.dataset")

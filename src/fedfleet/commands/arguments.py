@@ -57,9 +57,9 @@ def check_paper(paper: bool, width: float | None, tuned: Path | None) -> None:
         if value is not None and not paper:
             raise ConfigError(f"{name}={value}: it is for the files of --paper: add --paper, or leave it out")
     if tuned is not None:
-        from fedfleet.commands.publish import searched
+        from fedfleet.commands.tuned import read
 
-        searched(tuned)
+        read(tuned)
 
 
 def loaded(config: Path, overrides: list[str] | None, *, trust: bool = False) -> Any:

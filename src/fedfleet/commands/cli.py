@@ -322,19 +322,32 @@ def report(
 ) -> None:
     """Write one report on one or several runs."""
     check_paper(paper, width, tuned)
+    from fedfleet.commands import publish
     from fedfleet.config.resolve import parse_until
+    from fedfleet.experiments import campaign
     from fedfleet.report import run_folders, write_report
+    from fedfleet.report.study_page import write_study_report
     from fedfleet.report.study_tables import MARK, Target
 
-    if out is None and (runs[0] / MARK).exists():
-        raise ConfigError(f"{runs[0]}: a study, whose own report.html would be lost: give --out")
+    if studies := [run for run in runs if (run / MARK).exists()]:
+        raise ConfigError(
+            f"{studies[0]}: a study, which has a page of its own: for files of a paper give its command again with --paper, which "
+            f"runs nothing that is finished"
+        )
     try:
         wanted = None if target is None else Target(*parse_until(target, "--target"))
-        written = write_report(runs, out or runs[0], wanted)
+        if tuned is not None:
+            publish.check(runs, tuned)
+        varied = campaign.tables(runs[0], wanted) if len(runs) == 1 else None
+        if varied is None:
+            written = write_report(runs, out or runs[0], wanted)
+        else:
+            written = write_study_report(varied, out or runs[0], campaign.text(runs[0]))
         if paper:
-            from fedfleet.commands import publish
-
-            publish.runs(runs, out or runs[0], width, tuned)
+            if varied is None:
+                publish.runs(runs, out or runs[0], width, tuned)
+            else:
+                publish.study(varied, out or runs[0], width, tuned)
         if as_json:
             print_json(_ended(written.parent, True, run_folders(runs)))
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,18 @@ from pydantic import BaseModel
 
 from fedfleet.algorithms.bibtex import Paper
 from fedfleet.algorithms.papers import CORRECTIONS, PAPERS
+from fedfleet.commands import tuned
 from fedfleet.config.schema import SECTIONS
-from fedfleet.files.documents import YAML_BYTES, parse, text_of
 from fedfleet.files.writing import write_text
-from fedfleet.report import publication, run_folders, tables, variance
+from fedfleet.report import own_loss, publication, run_folders, study_comparisons, tables, variance
 from fedfleet.report.groups import grouped
 from fedfleet.report.latex import escape
 from fedfleet.report.settings import HIDDEN, OF_CLIENTS
-from fedfleet.report.study_tables import Tables
+from fedfleet.report.significance import LEVEL, POWER
+from fedfleet.report.study_tables import DONE, Tables
 from fedfleet.report.tables import Run
 from fedfleet.report.traps import counted
-from fedfleet.report.words import count, joined, plain_value
+from fedfleet.report.words import count, joined, plain_value, share
 from fedfleet.simulator.errors import ConfigError, one_line
 
 FOLDER = "paper"
@@ -39,6 +41,20 @@ DEMSAR = Paper(
     "Journal of Machine Learning Research",
     2006,
 )
+HEDGES = Paper(
+    "hedges1981distribution",
+    "Hedges, Larry V.",
+    "Distribution Theory for Glass's Estimator of Effect Size and Related Estimators",
+    "Journal of Educational Statistics",
+    1981,
+)
+FIELLER = Paper(
+    "fieller1954some",
+    "Fieller, E. C.",
+    "Some Problems in Interval Estimation",
+    "Journal of the Royal Statistical Society: Series B",
+    1954,
+)
 YEAR = 2026
 OPTIMIZERS = ("client_optimizer", "optimizer")
 FIRST = ("lr", "dual_lr", "batch_size", "steps", "epochs", *OPTIMIZERS)
@@ -49,49 +65,39 @@ NAMES = ("name", "kind")
 FEATURES = ("attack", "transforms", "privacy", "example_privacy", "secure_aggregation")
 
 
-def runs(folders: Sequence[Path], out: Path, width: float | None = None, tuned: Path | None = None) -> list[Path]:
+def runs(folders: Sequence[Path], out: Path, width: float | None = None, chosen: Path | None = None) -> list[Path]:
     """Write ``out/paper`` of run folders; return its files. Raises ConfigError, ValueError as ``write_report`` does."""
     groups = grouped([tables.read(folder) for folder in run_folders(folders)])
     return _written(
-        out,
-        lambda paper: publication.of_runs(groups, paper, width or publication.COLUMN),
-        groups,
-        {},
-        tuned,
-        ranked=False,
+        out, lambda paper: publication.of_runs(groups, paper, width or publication.COLUMN), groups, None, chosen
     )
 
 
-def study(found: Tables, out: Path, width: float | None = None, tuned: Path | None = None) -> list[Path]:
+def check(folders: Sequence[Path], chosen: Path) -> None:
+    """Refuse a search that chose what none of the runs has. Raises ConfigError, ValueError as ``runs`` does."""
+    groups = grouped([tables.read(folder) for folder in run_folders(folders)])
+    tuned.read(chosen).check({label: of[0].config for label, of in groups.items()})
+
+
+def study(found: Tables, out: Path, width: float | None = None, chosen: Path | None = None) -> list[Path]:
     """Write ``out/paper`` of a study; return its files."""
     groups: dict[str, list[Run]] = {label: [] for label in found.labels}
     for label, run in zip(found.study["label"], found.runs, strict=True):
         groups[label] += [] if run is None else [run]
     groups = {label: of for label, of in groups.items() if of}
     return _written(
-        out,
-        lambda paper: publication.of_study(found, paper, width or publication.COLUMN),
-        groups,
-        found.varied,
-        tuned,
-        ranked=len(groups) > 2,
+        out, lambda paper: publication.of_study(found, paper, width or publication.COLUMN), groups, found, chosen
     )
 
 
 def _written(
-    out: Path,
-    draw: Any,
-    groups: Mapping[str, Sequence[Run]],
-    varied: Mapping[str, Any],
-    tuned: Path | None,
-    *,
-    ranked: bool,
+    out: Path, draw: Any, groups: Mapping[str, Sequence[Run]], found: Tables | None, chosen: Path | None
 ) -> list[Path]:
-    search, paper = None if tuned is None else searched(tuned), out / FOLDER
+    search, paper = None if chosen is None else tuned.read(chosen), out / FOLDER
     try:
         files = draw(paper)
-        write_text(paper / "methods.tex", methods(groups, varied, search, ranked=ranked))
-        write_text(paper / "references.bib", "\n\n".join(bibliography(groups, ranked=ranked)) + "\n")
+        write_text(paper / "methods.tex", methods(groups, found, search))
+        write_text(paper / "references.bib", "\n\n".join(bibliography(groups, found)) + "\n")
     except OSError as e:
         raise ConfigError(
             f"{paper}: cannot be written ({one_line(e.strerror or e)}): give a folder you may write to"
@@ -99,24 +105,10 @@ def _written(
     return [*files, paper / "methods.tex", paper / "references.bib"]
 
 
-def searched(folder: Path) -> dict[str, Any]:
-    """Return the configuration of a search, from its folder. Raises ConfigError."""
-    try:
-        config = parse(text_of(folder / "tune.yaml", YAML_BYTES))
-    except (OSError, ValueError) as e:
-        raise ConfigError(
-            f"--tuned={folder}: no search there ({one_line(e)}): give the folder of fedfleet tune"
-        ) from None
-    if not isinstance(config, dict) or not isinstance(config.get("tune"), dict):
-        raise ConfigError(f"--tuned={folder}: tune.yaml has no search: give the folder of fedfleet tune")
-    return config
-
-
-def methods(
-    groups: Mapping[str, Sequence[Run]], varied: Mapping[str, Any], search: Mapping[str, Any] | None, *, ranked: bool
-) -> str:
-    """Return a paragraph in LaTeX that says what ran, from the configurations of runs by label and what a study varied."""
+def methods(groups: Mapping[str, Sequence[Run]], found: Tables | None, search: tuned.Search | None) -> str:
+    """Return a paragraph in LaTeX that says what ran, from the configurations of runs by label, and the tables of a study."""
     every = [run for of in groups.values() for run in of]
+    varied = {} if found is None else found.varied
     over = [f"{_code(key)} over {joined(_values(key, values, varied, every))}" for key, values in varied.items()]
     parts = [
         *_shared(groups, lambda run: f"Data are {_data(run)}."),
@@ -127,9 +119,10 @@ def methods(
         *_shared(groups, lambda run: f"{_evaluation(run)}."),
         *_shared(groups, _features),
         f"We vary {joined(over)}; what is said above is the first value." if over else "",
-        _tuned(search),
+        *(() if found is None else _of_study(found)),
+        *_tuned(groups, search),
         *_seeds(every),
-        *_tests(groups, ranked=ranked),
+        *_tests(groups, found),
         _versions(every),
     ]
     return "\n".join(filter(None, parts)) + "\n"
@@ -154,11 +147,9 @@ def _weights(groups: Mapping[str, Sequence[Run]]) -> str:
     return f"Clients count {'; '.join(told)}." if how else ""
 
 
-def bibliography(groups: Mapping[str, Sequence[Run]], *, ranked: bool) -> list[str]:
+def bibliography(groups: Mapping[str, Sequence[Run]], found: Tables | None) -> list[str]:
     """Return BibTeX of the algorithms and corrections that ran, of the tests, and of fedfleet."""
-    papers = {paper.key: paper for of in groups.values() for paper in _papers(of[0])}
-    if _compared(groups):
-        papers |= {HOLM.key: HOLM} | ({DEMSAR.key: DEMSAR} if ranked else {})
+    papers = {paper.key: paper for of in groups.values() for paper in (*_papers(of[0]), *_of_tests(groups, found))}
     own = (
         f"@misc{{fedfleet,\n  author = {{{{The fedfleet authors}}}},\n  title = {{fedfleet: Federated learning on many unreliable "
         f"devices, simulated}},\n  note = {{Version {version('fedfleet')}}},\n  year = {{{YEAR}}}\n}}"
@@ -182,6 +173,14 @@ def _section(run: Run, key: str) -> dict[str, Any]:
         result = result.get(part) if isinstance(result, dict) else None
     result = result.get("own", result) if isinstance(result, dict) else result
     return result if isinstance(result, dict) else {"name": result} if isinstance(result, str) else {}
+
+
+def _is_own(run: Run, key: str) -> bool:
+    """Whether a part was made in Python, of which there are no options, but what describes it."""
+    result: Any = run.config
+    for part in key.split("."):
+        result = result.get(part) if isinstance(result, dict) else None
+    return isinstance(result, dict) and "own" in result
 
 
 def _name(section: Mapping[str, Any]) -> str:
@@ -251,7 +250,11 @@ def _data(run: Run) -> str:
     dataset, population = _section(run, "population.dataset"), _section(run, "population")
     clients = population.get("clients")
     many = f"{clients:,} clients" if isinstance(clients, int) else "clients"
-    whose = _with(_name(dataset), _chosen("population.dataset", dataset))
+    whose = _with(_name(dataset), {} if _is_own(run, "population.dataset") else _chosen("population.dataset", dataset))
+    sizes = run.section("client_examples")
+    if sizes:
+        low, high = (f"{sizes[end]:,}" for end in ("least", "most"))
+        many += f" of {low} training examples" if low == high else f" of {low} to {high} training examples"
     if run.summary.get("dealt") is False:
         return f"{whose}, which come in {many}"
     partition = _section(run, "population.partition")
@@ -266,6 +269,8 @@ def _task(run: Run) -> str:
     widths = f" (hidden {plain_value(hidden)})" if hidden else ""
     numbers = f" of {size:,.0f} numbers" if size else ""
     chosen = {k: v for k, v in _chosen("task", task).items() if k not in ("model", "hidden", "options")}
+    if _is_own(run, "task"):
+        chosen = {} if (loss := own_loss.read(run)) is None else {"loss": loss.told()}
     return f"The task is {_code(_name(task))}{model}{widths}{numbers}{f'; {_told(chosen)}' if chosen else ''}"
 
 
@@ -278,7 +283,10 @@ def _evaluation(run: Run) -> str:
         if isinstance(every, int)
         else "the last round"
     )
-    return f"Models are evaluated after {when}{f', on {escape(str(tested))}' if tested else ''}"
+    on = f", on {escape(str(tested))}" if tested else ""
+    aside = run.get("evaluation", "validation")
+    kept = f"; {escape(share(aside))} of the training examples are kept aside for validation" if aside else ""
+    return f"Models are evaluated after {when}{on}{kept}"
 
 
 def _participation(run: Run) -> str:
@@ -343,19 +351,22 @@ def _features(run: Run) -> str:
     return f"Besides: {'; '.join(told)}." if told else ""
 
 
-def _tuned(search: Mapping[str, Any] | None) -> str:
+def _tuned(groups: Mapping[str, Sequence[Run]], search: tuned.Search | None) -> Iterator[str]:
+    """Yield what there is to say of a search, and how it ran where that was otherwise than what is told of."""
     if search is None:
-        return "No search for learning rates is on record."
-    how = search["tune"]
-    over = joined([f"{_code(key)} in {escape(str(value))}" for key, value in how.get("search", {}).items()])
-    trials = f", {count(how['trials'], 'trial')}" if how.get("trials") else ""
-    seeds = search.get("seeds") or [search.get("seed", 0)]
-    kind = how.get("searcher", "random")
-    stops = how.get("scheduler", "sha")
-    return (
-        f"Hyper-parameters were chosen by a {escape(str(kind))} search{trials} (scheduler {escape(str(stops))}, seeds "
-        f"{joined(list(map(str, seeds)))}) over {over}, for the best {_code(str(how.get('metric')))}."
-    )
+        yield "No search for learning rates is on record."
+        return
+    first = {label: of[0].config for label, of in groups.items()}
+    yield from tuned.sentences(search, first, _code)
+    ways: dict[str, list[str]] = {}
+    for label, of in groups.items():
+        for winner in search.of(label, of[0].config):
+            then = replace(of[0], config=dict(winner.config))
+            if winner.config and (told := _participation(then)) != _participation(of[0]):
+                ways.setdefault(told, []).append(label)
+    for told, labels in ways.items():
+        whose = f" of {escape(joined(list(dict.fromkeys(labels))))}" if len(ways) > 1 else ""
+        yield f"The search{whose} ran otherwise. {told}."
 
 
 def _seeds(runs: Sequence[Run]) -> Iterator[str]:
@@ -368,15 +379,58 @@ def _seeds(runs: Sequence[Run]) -> Iterator[str]:
         yield escape(held)
 
 
-def _compared(groups: Mapping[str, Sequence[Run]]) -> bool:
-    return len(groups) > 1 and len({run.seed for of in groups.values() for run in of}) > 1
+def _of_study(found: Tables) -> Iterator[str]:
+    """Yield what was asked of a study, and what of it went wrong."""
+    if found.target is not None:
+        yield f"The cost of reaching {escape(str(found.target))} is what it took up to the first evaluation that found it reached."
+    failed = int((~found.study["status"].isin(DONE)).sum())
+    late = int(found.study["aborted_attempts"].sum()) if "aborted_attempts" in found.study else 0
+    if failed:
+        yield f"Of {count(len(found.study), 'run')}, {failed} failed, and do not count."
+    if late:
+        yield f"In all runs {count(late, 'attempt')} at rounds were aborted; their time and traffic count."
 
 
-def _tests(groups: Mapping[str, Sequence[Run]], *, ranked: bool) -> Iterator[str]:
-    if _compared(groups):
+def _several(groups: Mapping[str, Sequence[Run]]) -> bool:
+    return len({run.seed for of in groups.values() for run in of}) > 1
+
+
+def _of_tests(groups: Mapping[str, Sequence[Run]], found: Tables | None) -> Iterator[Paper]:
+    """Yield the papers of the tests that tables hold."""
+    if not _several(groups):
+        return
+    compares = len(groups) > 1 or (found is not None and _values_compared(found))
+    yield from [HOLM] * compares
+    if found is not None and compares:
+        yield HEDGES
+        yield from [FIELLER] * _recovers(found)
+        yield from [DEMSAR] * (len(groups) > 2)
+
+
+def _values_compared(found: Tables) -> bool:
+    return len(next(iter(found.varied.values()))) > 1
+
+
+def _recovers(found: Tables) -> bool:
+    return bool(found.metrics) and study_comparisons.recovers(found)
+
+
+def _tests(groups: Mapping[str, Sequence[Run]], found: Tables | None) -> Iterator[str]:
+    keys = {paper.key for paper in _of_tests(groups, found)}
+    if HOLM.key in keys:
         yield rf"Differences are paired by seed and tested by two-sided t-tests with Holm's correction \cite{{{HOLM.key}}}."
-        if ranked:
-            yield rf"Ranks over conditions are compared by Friedman's and Nemenyi's tests \cite{{{DEMSAR.key}}}."
+    if HEDGES.key in keys and found is not None:
+        against = f" Labels are compared with {escape(found.reference)}." if len(found.labels) > 1 else ""
+        yield rf"Effect sizes are Hedges' g \cite{{{HEDGES.key}}}.{against} What agrees on every seed is no test."
+    if FIELLER.key in keys:
+        yield rf"Shares of a loss that are won back have Fieller's intervals \cite{{{FIELLER.key}}}."
+    if DEMSAR.key in keys:
+        yield rf"Ranks over conditions are compared by Friedman's and Nemenyi's tests \cite{{{DEMSAR.key}}}."
+    if found is not None and found.sought is not None and HOLM.key in keys:
+        yield (
+            f"Seeds needed for a difference of {found.sought:g} are those of a paired t-test at {escape(share(LEVEL))} with "
+            f"{escape(share(POWER))} power, by the spread seen."
+        )
 
 
 def _versions(runs: Sequence[Run]) -> str:

@@ -27,6 +27,8 @@ INSIDE = ("checkpoints", "figures", "paper")
 FIRST = ("folder", "label", "seed", "status")
 METRICS = 2  # final metrics that a terminal shows unless asked for others
 NAMES = ("name", "kind")
+OF_RUN = "run."
+"""What is before the name of a run's column where a table of runs has one of that name."""
 FOUND, FILES, PLACE = "found", "files", "place_of_run"
 """What the rows of runs, and of one of their tables, are called in queries; and the column by which these keep their order."""
 STRING = r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\""
@@ -123,7 +125,8 @@ def select(frame: pd.DataFrame, where: str | None = None, table: str | None = No
     Args:
         frame: as ``rows`` returns it.
         where: in SQL, with columns by their names, such as ``algorithm = 'fedavg' and availability.rate < 0.5``.
-        table: "rounds", "outcomes", …: its rows in the place of the runs'. Its columns go before settings of the same name.
+        table: "rounds", "outcomes", …: its rows in the place of the runs'. A setting with the name of one of its columns is
+            ``run.<name>``.
 
     Raises ConfigError for an expression that cannot be read, and where no run has the table.
 
@@ -146,10 +149,10 @@ def select(frame: pd.DataFrame, where: str | None = None, table: str | None = No
             base.execute(f"create view {FILES} as select * from {of}")
             columns = [str(row[0]) for row in base.execute(f"describe {FILES}").fetchall()]
             own = [name for name in columns if name not in ("filename", "file_row_number")]
-            told = frame.drop(columns=[name for name in own if name in frame])
+            told = frame.rename(columns={name: f"{OF_RUN}{name}" for name in own if name in frame})
             told = told.assign(filename=[str(Path(path) / f"{table}.parquet") for path in frame["path"]])
             source, order = f"{FOUND} join {FILES} using (filename)", f"{PLACE}, file_row_number"
-            known, aside = [*known, *own], [PLACE, "filename", "file_row_number"]
+            known, aside = [*map(str, told), *own], [PLACE, "filename", "file_row_number"]
         base.register(FOUND, told.assign(**{PLACE: range(len(told))}))
         condition = "" if where is None else f"where ({quoted(where, known)})"
         query = f"select * exclude ({', '.join(aside)}) from {source} {condition} order by {order}"
@@ -244,8 +247,9 @@ def shown(
         return list(asked)
     query = [*named(where or "", names), *([] if sort is None else [sort])]
     if table is not None:
-        own = [name for name in names if name not in every or name.startswith("eval/")]
-        return list(dict.fromkeys(["folder", "label", "seed", *query, *own]))
+        own = [n for n in names if (n not in every and not n.startswith(OF_RUN)) or n.startswith("eval/")]
+        first = [f"{OF_RUN}{name}" if f"{OF_RUN}{name}" in names else name for name in ("folder", "label", "seed")]
+        return list(dict.fromkeys([*first, *query, *own]))
     measured = [name for name in names if name.startswith("eval/") and frame[name].notna().any()]
     metrics = [f"eval/{name}" for name in parted([name.removeprefix("eval/") for name in measured], ())[0]]
     return list(dict.fromkeys([*(name for name in FIRST if name in names), *query, *metrics[:METRICS]]))

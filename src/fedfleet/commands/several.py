@@ -71,6 +71,11 @@ def study(
         chosen, vary or [], seeds, target, reference=reference, sought=power, in_process=executor == "local"
     )
     prepared = studying.prepare(planned, shown)
+    if tuned is not None:
+        from fedfleet.commands.tuned import read
+
+        labels = zip(planned.trials, prepared.resolved, strict=True)
+        read(tuned).check({trial.label: config for trial, config in reversed([*labels])})
     if dry_run or out is None:
         for line in studying.describe(prepared, out):
             typer.echo(line)
@@ -86,11 +91,15 @@ def study(
 
     head, rows = finals(tables)
     wide().print(results(head, rows), soft_wrap=True)
-    if (grid := needed(tables)) is not None:
+    grid = needed(tables)
+    if power is not None and grid is None:
+        typer.echo(f"--power={power:g}: no spread can be told: that takes two seeds of two labels or values")
+    if grid is not None:
         wide().print(results(grid.head, [[str(cell) for cell in row] for row in grid.rows]), soft_wrap=True)
         typer.echo(grid.caption)
     for line in answers(tables):
         typer.echo(line)
+    studying.check(studying.failures(tables, planned), planned)
     typer.echo(f"{out}: {len(tables.study)} trials")
 
 

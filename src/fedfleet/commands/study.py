@@ -220,18 +220,17 @@ def _cut(summary: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
 def run(prepared: Prepared, out: Path, progress: Progress, jobs: int | None = None) -> Tables:
     """Run the trials that are not finished, ``jobs`` at a time, and write the tables and the report.
 
-    A trial that fails does not end the study: its row says so, and FedfleetError is raised at the end.
+    A trial that fails does not end the study: its row says so, and ``failures`` has its error.
     """
     study = prepared.study
     errors = run_trials(prepared, out, progress, jobs)
-    entries = [Entry(_keys(t), folder(out, t), errors.get(t.place)) for t in study.trials]
+    entries = [Entry(campaign.tells(t), folder(out, t), errors.get(t.place)) for t in study.trials]
     tables = replace(collect(entries, study.varied, study.target, study.reference), sought=study.sought)
     tables.write(out)
     parquet.write(study_comparisons.frame(tables), out / "comparisons.parquet")
     config = f"# target: {study.target or 'none'}\n"
     config += campaign.as_given(study.config)
     progress.say(f"report: {write_study_report(tables, out, config)}")
-    check(errors, study)
     return tables
 
 
@@ -268,8 +267,14 @@ def _run_waiting(prepared: Prepared, out: Path, progress: Progress, jobs: int, t
     return errors
 
 
+def failures(tables: Tables, study: Study) -> dict[str, str]:
+    """Return the errors of the trials that failed, by place."""
+    rows = zip(study.trials, tables.study["status"], tables.study["error"], strict=True)
+    return {trial.place: str(error) for trial, status, error in rows if status == "failed"}
+
+
 def check(errors: Mapping[str, str], study: Study) -> None:
-    """Raise FedfleetError where trials failed."""
+    """Raise FedfleetError where trials failed, by their errors by place."""
     if errors:
         place, error = next(iter(errors.items()))
         raise FedfleetError(f"{len(errors)} of {len(study.trials)} trials: {place}: {error}")
@@ -304,12 +309,3 @@ class _Pace:
         failed = f" | {self.failed} failed" if self.failed else ""
         what = f"{trial.place}: {error or 'done'}"
         self.progress.say(f"trial {self.over}/{self.total}{failed} | left {time_left(left)} | {what}")
-
-
-def _keys(trial: Trial) -> dict[str, Any]:
-    return {
-        "label": trial.label,
-        "algorithm": trial.config.algorithm.name,
-        **trial.point,
-        "seed": trial.config.seed,
-    }

@@ -21,6 +21,8 @@ USUALLY = {
     "invite": "size",
     "respond": "wait_for",
     "void": "on_abort",
+    "kind": "name",
+    "name": "kind",
     "feedback": "error_feedback",
 }
 """What is called otherwise elsewhere, and what it is here."""
@@ -138,7 +140,7 @@ def _instead(place: _Place, top: Mapping[str, Any] | None) -> str:
         if inner is not None and place.last in inner.model_fields:
             return f"did you mean {key}.{place.last}?"
     usual = USUALLY.get(place.last, "")
-    near = [usual] if usual.partition(".")[0] in names else difflib.get_close_matches(place.last, names, 1, 0.5)
+    near = [usual] if usual.partition(".")[0] in (*names, tag) else difflib.get_close_matches(place.last, names, 1, 0.5)
     if near:
         return f"did you mean {f'{place.above}.' if place.above else ''}{near[0]}?"
     known = f"known here: {', '.join(names)}" if names else "there are none here"

@@ -269,11 +269,20 @@ def _clients(config: Config, data: Data) -> Population:
     return InMemoryPopulation({"x": examples.x, "y": examples.y}, partition.indices, partition.offsets, domain)
 
 
-def _check_drawn(config: Config) -> None:
-    """Refuse a seed by which nothing is drawn. Raises ConfigError."""
+def check_drawn(config: Config, data: Data, *, given: bool) -> None:
+    """Refuse a seed by which nothing is drawn; ``given`` says that data were made in Python. Raises ConfigError."""
     p = config.population
-    drawn = p.partition.draws or p.held_out or p.root or config.domains.draws or isinstance(p.dataset, ByPath)
-    if p.partition_seed != 0 and not drawn:
+    if p.partition_seed == 0 or p.held_out or p.root or config.domains.draws:
+        return
+    of_a_path = isinstance(p.dataset, ByPath) and not given
+    if isinstance(data, FederatedDataset):
+        name = None if given or isinstance(p.dataset, ByPath) else p.dataset.name
+        if not (of_a_path or name == "synthetic" or (name == "disk" and p.clients is not None)):
+            raise ConfigError(
+                f"population.partition_seed={show(p.partition_seed)}: {data.name!r} comes in clients, the same for every seed: "
+                f"leave it out"
+            )
+    elif not (p.partition.draws or of_a_path):
         mix = ", give population.partition.similarity" * hasattr(p.partition, "similarity")
         raise ConfigError(
             f"population.partition_seed={show(p.partition_seed)}: population.partition.kind={p.partition.kind!r} draws nothing, so "
@@ -284,7 +293,7 @@ def _check_drawn(config: Config) -> None:
 def dealt(config: Config, data: Dataset) -> Partition:
     """Return which training examples of a data set every client holds, as configured. Raises ConfigError, DataError."""
     check_targets(config, data)
-    _check_drawn(config)
+    check_drawn(config, data, given=False)
     p, examples, chosen = config.population, data.train, config.population.partition
     clients, apart = chosen.clients(p.clients), targets(config, data)
     try:

@@ -7,11 +7,13 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedfleet.assembly.user_parts import check_same, parts
 from fedfleet.config.population import Data, data_key, load_data
+from fedfleet.config.resolve import parse_until
 from fedfleet.config.schema import Config, load
 from fedfleet.config.trust import dumped
 from fedfleet.datasets.names import some
@@ -33,6 +35,9 @@ from fedfleet.report.words import count
 from fedfleet.simulator.algorithm import Task
 from fedfleet.simulator.errors import ConfigError, FedfleetError, show
 from fedfleet.tracking.callback import Callback, Callbacks
+
+if TYPE_CHECKING:
+    from fedfleet.report.study_tables import Tables, Target
 
 CAMPAIGN = "campaign.yaml"
 NO_PARTS: Mapping[str, Any] = {}
@@ -90,7 +95,7 @@ def run(config: Config, out: Path, progress: Progress, jobs: int = 1, *, report:
         _tell(plan, out, progress.result)
     if [run.folder for run in runs] == [out]:
         _say(out, progress)
-    return _reported(runs, failures, out, progress.result, report=report)
+    return _reported(runs, failures, progress.result, partial(page, config, plan, out) if report else None)
 
 
 def advised(checked: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
@@ -115,13 +120,13 @@ def resume(
         run = go_on(out, overrides, progress, trust=trust)
         if report:  # which tells of a run that had come to its end, too
             _say(out, progress)
-        return _reported([run], [], out, progress.result, report=report)
+        return _reported([run], [], progress.result, partial(write_report, [out], out) if report else None)
     config = changed(out / CAMPAIGN, overrides, trust=trust)
     plan = planned(config)
     with _alone(config, out):
         runs, failures = _parted(_rest(plan, out, progress))
     _tell(plan, out, progress.result)
-    return _reported(runs, failures, out, progress.result, report=report)
+    return _reported(runs, failures, progress.result, partial(page, config, plan, out) if report else None)
 
 
 def _rest(plan: Sequence[Trial], out: Path, progress: Progress) -> list[Run | FedfleetError]:
@@ -164,7 +169,7 @@ def run_all(config: Config, out: Path, callbacks: Sequence[Callback], own: Mappi
     ended |= {str(run.folder.relative_to(out)): run for run in done}
     _tell(plan, out, say)
     there = [trial for trial in plan if trial.place in ended]
-    _reported(list(ended.values()), failures, out, say, report=True)
+    _reported(list(ended.values()), failures, say, partial(page, config, plan, out))
     return Runs(out, [ended[trial.place] for trial in there], [_keys(trial, config) for trial in there])
 
 
@@ -249,11 +254,53 @@ def _say(out: Path, progress: Progress) -> None:
         progress.result(line)
 
 
+def studied(config: Config, plan: Sequence[Trial], out: Path, target: Target | None = None) -> Tables:
+    """Return the tables of runs of which something varies; the target is ``until`` if not given. Raises ConfigError."""
+    from fedfleet.report.study_tables import Entry, Target, collect
+
+    varied: dict[str, list[Any]] = {}
+    for trial in plan:
+        for key, value in trial.point.items():
+            values = varied.setdefault(key, [])
+            values += [value] if value not in values else []
+    goal = target or (None if config.until is None else Target(*parse_until(config.until)))
+    entries = [Entry(tells(trial), out / trial.place) for trial in plan]
+    return collect(entries, varied, goal)
+
+
+def tells(trial: Trial) -> dict[str, Any]:
+    """Return the columns of tables that tell a trial from the others."""
+    name = trial.config.algorithm.name
+    return {"label": trial.label or name, "algorithm": name, **trial.point, "seed": trial.config.seed}
+
+
+def tables(folder: Path, target: Target | None = None) -> Tables | None:
+    """Return the tables of the runs in a folder, if something of them varies; None otherwise. Raises ConfigError."""
+    if not is_there(folder / CAMPAIGN):
+        return None
+    config = load(folder / CAMPAIGN)
+    return studied(config, planned(config), folder, target) if config.vary else None
+
+
+def text(folder: Path) -> str:
+    """Return the configuration of the runs in a folder. Raises ConfigError."""
+    return as_given(load(folder / CAMPAIGN))
+
+
+def page(config: Config, plan: Sequence[Trial], out: Path) -> Path:
+    """Write the page on runs: where something varies that of a study, else of labels side by side. Raises ValueError."""
+    if not config.vary:
+        return write_report([out], out)
+    from fedfleet.report.study_page import write_study_report
+
+    return write_study_report(studied(config, plan, out), out, as_given(config))
+
+
 def _reported(
-    runs: list[Run], failures: list[FedfleetError], out: Path, say: Callable[[str], None], *, report: bool
+    runs: list[Run], failures: list[FedfleetError], say: Callable[[str], None], write: Callable[[], Path] | None
 ) -> list[Run]:
-    if report:
-        say(f"report: {write_report([out], out)}")
+    if write is not None:
+        say(f"report: {write()}")
     if failures:
         raise FedfleetError(f"{len(failures)} of {len(runs) + len(failures)} runs: {failures[0]}")
     return runs

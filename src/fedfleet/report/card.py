@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from typing import Any
 
 from fedfleet.files.documents import dump
 from fedfleet.files.writing import write_text
+from fedfleet.report import own_loss
 from fedfleet.report.overview import headline, of_run
 from fedfleet.report.settings import settings
 from fedfleet.report.sheet import Grid
 from fedfleet.report.tables import Run, mapping
-from fedfleet.report.words import number
+from fedfleet.report.words import joined, number
 
 CARD = "model_card.md"
 WEIGHTS = "model.safetensors"
@@ -63,7 +63,6 @@ OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "adagrad": "Adagra
 """Torch's names of the clients' optimisers."""
 EPS = {"Adam": 1e-8, "AdamW": 1e-8, "Adagrad": 1e-10}
 """Torch's defaults."""
-TORCHS_LOSS = re.compile(r"torch\.(nn\.functional\.[a-z0-9_]+)")
 Net = tuple[str, str]
 """A net in Python: a line that says where it is from, empty for torch, and an expression."""
 
@@ -120,37 +119,22 @@ def _plain(run: Run, net: Net | None, rate: float) -> str:
     shape = (run.summary.get("examples") or {}).get("shape")
     if net is None or shape is None:
         return ""
-    loss = _loss(run)
+    own = own_loss.read(run)
+    classes = run.get("task", "name") == "classification"
+    loss = "nn.functional.cross_entropy(net(x), y)" if classes else "loss(net(x), y)" if own is None else own.code()
+    theirs = ["loader"] if classes else ["loss", "loader"] if own is None else ["loader", *own.tensors]
     told = {
-        "yours": "loss and loader are " if loss is None else "loader is ",
+        "yours": f"{joined(theirs)} {'is' if len(theirs) == 1 else 'are'} ",
         "optimizer": _optimizer(run, rate),
         "shape": ", ".join(map(str, shape)),
-        "labels": "(n,)" if loss is not None and "(net(x), y" in loss else "(n, ...)",
-        "loss": loss or "loss(net(x), y)",
+        "labels": "(n,)" if classes or (own is not None and own.of_indices) else "(n, ...)",
+        "loss": loss,
         "clipped": _clipped(run),
     }
     of, made = net
     seed = "\ntorch.manual_seed(0)  # for what the net draws and does not learn, which the file has not"
     strict = ", strict=False" if of else ""
     return PLAIN.format(of=f"{of}\n{seed}" if of else "", net=made, strict=strict, weights=WEIGHTS, **told)
-
-
-def _loss(run: Run) -> str | None:
-    """Return the loss of a batch in torch's words; None of one's own, and of torch's with class weights, which no file has."""
-    if run.get("task", "name") == "classification":
-        return "nn.functional.cross_entropy(net(x), y)"
-    how = mapping(mapping(mapping(run.summary.get("own")).get("task")).get("options"))
-    name, options = TORCHS_LOSS.fullmatch(str(how.get("function"))), mapping(how.get("options"))
-    given = {
-        key: value for key, value in options.items() if value is not None and (key, value) != ("ignore_index", -100)
-    }
-    if name is None or not all(isinstance(value, int | float) for value in given.values()):
-        return None
-    both = "net(x), y" if mapping(how.get("kind")).get("of_indices") else "net(x).view_as(y), y.float()"
-    given |= {"reduction": "sum"} if how.get("in_all") else {}
-    return (
-        f"{name[1]}({', '.join([both, *(f'{key}={value!r}' for key, value in given.items() if key.isidentifier())])})"
-    )
 
 
 def _rule(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -79,6 +79,20 @@ def table(
     return "\n".join(lines) + "\n"
 
 
+def figure(file: str, caption: str) -> str:
+    """Return a floating figure of a file, whose stem is its label."""
+    lines = [
+        "% needs \\usepackage{graphicx}",
+        r"\begin{figure}",
+        r"\centering",
+        rf"\includegraphics{{{file}}}",
+        rf"\caption{{{escape(caption)}}}",
+        rf"\label{{fig:{file.rpartition('.')[0]}}}",
+        r"\end{figure}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def means(runs: Frame, keys: Sequence[str], metrics: Sequence[str]) -> Frame:
     """Return a row a combination of keys, in their order: ``seeds``, and of each metric its mean and sample standard deviation.
 
@@ -114,12 +128,13 @@ def finals(
         for row in _best([of for _, of in blocks], keys, metric)
     )
     several = runs["seed"].nunique() > 1 if "seed" in runs else False
-    made = f"Final {joined(metrics)}" + (": mean ± sample standard deviation over seeds." if several else ".")
+    words = [metric.replace("_", " ") for metric in metrics]
+    made = f"Final {joined(words)}" + (": mean ± sample standard deviation over seeds." if several else ".")
     made = made if caption is None else caption
     if bold:
         made = f"{made} {BOLD}"
     return table(
-        [*keys, *(metric.replace("_", " ") for metric in metrics)],
+        [*keys, *words],
         rows,
         caption=made,
         label=label,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
 from fedfleet.files.writing import replacing, write_text
-from fedfleet.report import canvas, latex, study_comparisons, study_figures
+from fedfleet.report import canvas, latex, study_comparisons, study_figures, study_page
 from fedfleet.report.canvas import Groups
 from fedfleet.report.overview import headline
 from fedfleet.report.shown import asked_for, parted
@@ -36,6 +36,14 @@ FORMATS: Mapping[str, Mapping[str, None]] = {
 """Suffix -> what is left out of the file, so that the same data give the same bytes."""
 
 
+class Drawn(NamedTuple):
+    """A figure by its name, None where there is nothing to draw, and its caption."""
+
+    name: str
+    figure: Figure | None
+    caption: str
+
+
 def of_runs(groups: Groups, out: Path, width: float = COLUMN) -> list[Path]:
     """Write a figure a metric against rounds, and final metrics as a table; return the files.
 
@@ -51,8 +59,15 @@ def of_runs(groups: Groups, out: Path, width: float = COLUMN) -> list[Path]:
     rows = final_metrics(groups)
     metrics, _ = parted([metric for metric in headline(runs) if metric in rows], asked_for(runs))
     with _style():
-        figures = {f"{metric}-by-round": _curves(groups, metric, width) for metric in metrics}
-        files = _figures(figures, out)
+        drawn = [
+            Drawn(
+                f"{metric}-by-round",
+                _curves(groups, metric, width),
+                f"{metric} of test examples by round: means over seeds, and the area from the least to the greatest of them.",
+            )
+            for metric in metrics
+        ]
+        files = _figures(drawn, out)
     return [*files, *_finals(rows, ["label"], metrics, out)]
 
 
@@ -61,21 +76,24 @@ def of_study(tables: Tables, out: Path, width: float = COLUMN) -> list[Path]:
     if not tables.metrics:
         return []
     key, parts = next(iter(tables.varied)), [*study_figures.parts(tables)]
-    figures: dict[str, Figure | None] = {}
+    drawn: list[Drawn] = []
     with _style():
         for metric in tables.parted[0]:
             for part in parts:
                 name = " ".join(filter(None, [f"final-{metric}-by-{key}", part.name]))
-                figures[name] = study_figures.panel(tables, part, f"final/{metric}", width, RATIO * width)
-            figures[f"ranks-{metric}"] = study_figures.ranking(tables, metric, width)
-        files = _figures(figures, out)
+                figure = study_figures.panel(tables, part, f"final/{metric}", width, RATIO * width)
+                at = f" at {part.name}" if part.name else ""
+                drawn.append(Drawn(name, figure, f"Final {metric} against {key}{at}. {study_figures.EACH}"))
+            figure = study_figures.ranking(tables, metric, width)
+            drawn.append(Drawn(f"ranks-{metric}", figure, study_figures.of_ranks(tables, metric)))
+        files = _figures(drawn, out)
     renamed = {f"final/{m}": m for m in tables.metrics}
     files += _finals(tables.study.rename(columns=renamed), [*tables.varied, "label"], tables.parted[0], out)
     compared = study_comparisons.frame(tables)
     path = out / "comparisons.csv"
     compared.to_csv(path, index=False)
     files.append(path)
-    for name, grid in study_comparisons.grids(tables):
+    for name, grid in [*study_comparisons.grids(tables), ("Cost of the target", study_page.to_target(tables))]:
         if grid is not None:
             stem = _stem(f"{name} {grid.title}" if grid.title else name)
             path = out / f"{stem}.tex"
@@ -131,15 +149,19 @@ def _style() -> Any:
     return matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE})
 
 
-def _figures(figures: Mapping[str, Figure | None], out: Path) -> list[Path]:
+def _figures(drawn: Sequence[Drawn], out: Path) -> list[Path]:
+    """Write figures, and what puts them into a paper with their captions."""
     out.mkdir(parents=True, exist_ok=True)
-    files: list[Path] = []
-    for name, figure in figures.items():
-        for suffix, metadata in FORMATS.items() if figure is not None else ():
-            path = out / f"{_stem(name)}.{suffix}"
+    files, there = list[Path](), [each for each in drawn if each.figure is not None]
+    for each in there:
+        for suffix, metadata in FORMATS.items():
+            path = out / f"{_stem(each.name)}.{suffix}"
             with replacing(path) as scratch:
-                figure.savefig(scratch, format=suffix, metadata=dict(metadata))  # type: ignore[union-attr]
+                each.figure.savefig(scratch, format=suffix, metadata=dict(metadata))  # type: ignore[union-attr]
             files.append(path)
+    if there:
+        files.append(out / "figures.tex")
+        write_text(files[-1], "\n".join(latex.figure(f"{_stem(one.name)}.pdf", one.caption) for one in there))
     return files
 
 

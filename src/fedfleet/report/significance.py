@@ -29,7 +29,7 @@ class Difference(NamedTuple):
     """Mean of n paired differences, half the width of its 95 % t-interval, the p-value of no difference, and the effect's size.
 
     ``half`` and ``p`` are NaN for fewer than two pairs, ``mean`` for none, ``effect`` for fewer than three. ``p`` is NaN, too,
-    where all differences are 0, which is no test: no choice of their signs would make it significant.
+    where all differences are 0, which is no test: no choice of their signs would make it significant. So is ``effect`` there.
     """
 
     mean: float
@@ -81,7 +81,7 @@ def difference(values: np.ndarray) -> Difference:
     mean, spread = float(known.mean()), float(known.std(ddof=1))
     error = spread / math.sqrt(n)
     if error == 0.0:
-        effect = math.nan if n < 3 else math.copysign(math.inf, mean) if mean else 0.0
+        effect = math.copysign(math.inf, mean) if n > 2 and mean else math.nan
         return Difference(mean, 0.0, 0.0 if mean else math.nan, n, effect)
     p = 2.0 * float(student.sf(abs(mean) / error, n - 1))
     effect = mean / spread * _small(n - 1) if n > 2 else math.nan
@@ -162,6 +162,8 @@ class Order(NamedTuple):
     order: list[int]
     """Methods from the best to the worst."""
     pairs: list[Pair]
+    of_all: int
+    """Seeds of which there is any value."""
 
     @property
     def apart(self) -> list[Pair]:
@@ -193,7 +195,7 @@ def in_order(values: np.ndarray, *, least_is_best: bool = False, scale: np.ndarr
     results = [difference(contrast([values[:, a]], [values[:, b]], of(a, b))) for a, b in both]
     adjusted = holm([result.p for result in results])
     pairs = [Pair(a, b, result, p) for (a, b), result, p in zip(both, results, adjusted, strict=True)]
-    return Order(mean, order, pairs)
+    return Order(mean, order, pairs, int(known.any(1).sum()))
 
 
 class Ranks(NamedTuple):

@@ -64,6 +64,8 @@ class Comparison:
     point: Mapping[str, Any]
     result: Difference
     adjusted: float
+    again: bool = False
+    """Whether it is one of those before, of points that have the same results: it is no test of its own."""
 
 
 def by_value(tables: Tables, column: str) -> list[Comparison]:
@@ -80,7 +82,7 @@ def by_value(tables: Tables, column: str) -> list[Comparison]:
             differences += [
                 (label, {key: v, **point}, paired(of[of[key] == v], of[of[key] == base], column)) for v in values
             ]
-    return _tested("value", None, differences)
+    return _tested(tables, "value", None, differences, base)
 
 
 def by_label(tables: Tables, column: str) -> list[Comparison]:
@@ -90,7 +92,7 @@ def by_label(tables: Tables, column: str) -> list[Comparison]:
         of = selected(tables.study, point)
         base = of[of["label"] == tables.reference]
         differences += [(label, point, paired(of[of["label"] == label], base, column)) for label in tables.other_labels]
-    return _tested("label", tables.reference, differences)
+    return _tested(tables, "label", tables.reference, differences)
 
 
 def interactions(tables: Tables, column: str) -> list[Comparison]:
@@ -109,7 +111,7 @@ def interactions(tables: Tables, column: str) -> list[Comparison]:
                 )
                 for value in values
             ]
-    return _tested("interaction", reference, differences)
+    return _tested(tables, "interaction", reference, differences, base)
 
 
 def order(tables: Tables, column: str) -> Order | None:
@@ -121,9 +123,12 @@ def order(tables: Tables, column: str) -> Order | None:
         return None
     key, *others = tables.varied
     base, *values = tables.varied[key]
+    if not treats(tables):
+        others, values = [key, *others], []
     gains, largest = [], []
     for point in combinations(tables, others):
         at = _by_seed(selected(tables.study, point), key, column)
+        base = point.get(key, base)
         before = np.stack([at(label, base) for label in tables.labels], axis=1)
         after = [np.stack([at(label, value) for label in tables.labels], axis=1) for value in values]
         gains += [each - before for each in after] or [before]
@@ -197,7 +202,7 @@ def verdict(tables: Tables) -> str | None:
     if not tables.metrics or (result := order(tables, _column(tables))) is None:
         return None
     key, metric = next(iter(tables.varied)), f"final {tables.metrics[0]}"
-    if len(tables.varied[key]) < 2:
+    if not treats(tables):
         return verdicts.ranking(tables.labels, result, f"{metric}, the mean over all points")
     cost = result.mean if _falling(_column(tables)) else 0.0 - result.mean
     return verdicts.ranking(tables.labels, result, f"the mean cost of {key} in {metric} over all points", cost)
@@ -209,7 +214,7 @@ def needed(tables: Tables) -> Grid | None:
         return None
     by_kind: dict[str, list[Comparison]] = {}
     for each in every(tables, _column(tables)):
-        if each.result.pairs > 1 and not each.result.same:
+        if each.result.pairs > 1 and not each.result.same and not each.again:
             by_kind.setdefault(each.kind, []).append(each)
     rows, least = [], math.inf
     for kind, comparisons in by_kind.items():
@@ -232,7 +237,8 @@ def needed(tables: Tables) -> Grid | None:
         f"Seeds with which a paired t-test at {share(LEVEL)} finds a difference of {tables.sought:g} in final {tables.metrics[0]} "
         f"with {share(POWER)} power, if the spread stays: the standard deviation over seeds of the paired differences. All tests: "
         f"each at {share(LEVEL)} divided by how many there are of its kind. A spread from {int(least)} seeds may really be "
-        f"{spread_at_most(int(least)):.1f} times as large (95 % interval). Differences that are 0 on every seed do not count."
+        f"{spread_at_most(int(least)):.1f} times as large (95 % interval). Differences that are 0 on every seed, and those of "
+        f"points that have all results of another, do not count."
     )
     return Grid(head, rows, text, f"A difference of {tables.sought:g}")
 
@@ -274,10 +280,27 @@ def recovered(tables: Tables) -> list[Recovered]:
     return result
 
 
+def recovers(tables: Tables) -> bool:
+    """Whether a share won back is given anywhere."""
+    shares = [of.part for each in recovered(tables) for of in each.of.values()] if treats(tables) else []
+    return bool(np.isfinite(shares).any())
+
+
+def treats(tables: Tables) -> bool:
+    """Whether the first key has several values that cost something, and is no draw of clients, such as a partition's seed."""
+    key = next(iter(tables.varied))
+    return len(tables.varied[key]) > 1 and not key.endswith("_seed")
+
+
 def gets_back(tables: Tables) -> Iterator[str]:
-    """Say where the first key costs the reference most, and who gets how much of it back, if Holm's correction leaves a cost."""
+    """Say where the first key costs the reference most, and who gets how much of it back, if Holm's correction leaves a cost.
+
+    Nothing where no cost could be tested, as of one seed.
+    """
     reference, labels = tables.reference, tables.other_labels
-    if not labels or not tables.metrics or len(tables.varied[next(iter(tables.varied))]) < 2:
+    if not labels or not tables.metrics or not treats(tables):
+        return
+    if all(each.cost.pairs < 2 for each in recovered(tables)):
         return
     clear = [each for each in recovered(tables) if each.p < LEVEL and each.cost.mean > 0]
     if not clear:
@@ -299,7 +322,7 @@ def gets_back(tables: Tables) -> Iterator[str]:
 def _costs(tables: Tables, column: str) -> Grid | None:
     key, *others = tables.varied
     base, *values = tables.varied[key]
-    if not values:
+    if not treats(tables):
         return None
     text = f"{_metric(column).capitalize()} less that at {key} = {plain_value(base)}, {PAIRED}"
     return Grid(
@@ -323,7 +346,7 @@ def _compared(tables: Tables, column: str) -> Grid | None:
 def _interaction(tables: Tables, column: str) -> Grid | None:
     key, *others = tables.varied
     base, *values = tables.varied[key]
-    if not values or not tables.other_labels:
+    if not treats(tables) or not tables.other_labels:
         return None
     text = (
         f"What each label gains from {key} = {plain_value(base)} to another value, less what {tables.reference} gains, in "
@@ -339,16 +362,15 @@ def _interaction(tables: Tables, column: str) -> Grid | None:
 
 def _overall(tables: Tables, column: str) -> Grid | None:
     key = next(iter(tables.varied))
-    base, *values = tables.varied[key]
+    base = tables.varied[key][0]
     rows = [
         [each.label, each.reference, _cell(each.result, each.adjusted), _p(each.result.p), _p(each.adjusted)]
         for each in overall(tables, column)
     ]
     if not rows:
         return None
-    gain = (
-        f"What a label gains in {_metric(column)} from {key} = {plain_value(base)} to another value" if values else ""
-    )
+    gain = f"What a label gains in {_metric(column)} from {key} = {plain_value(base)} to another value"
+    gain = gain if treats(tables) else ""
     text = f"{gain or _metric(column).capitalize()}, the mean over all points, less that of another label, {PAIRED}"
     return Grid(["label", "less", "difference", "p", "p (Holm)"], rows, text, "Over all points")
 
@@ -367,17 +389,19 @@ def _rows(
 
 def _recovery(tables: Tables) -> Grid | None:
     """The share of what the reference loses that each other label gets back."""
-    labels = tables.other_labels
-    if not labels or len(tables.varied[next(iter(tables.varied))]) < 2:
+    labels, key = tables.other_labels, next(iter(tables.varied))
+    base = tables.varied[key][0]
+    if not labels or not treats(tables):
         return None
     rows = [
         [*map(plain_value, each.point.values()), _cell(each.cost, each.p), *(_part(each.of[label]) for label in labels)]
         for each in recovered(tables)
     ]
     text = (
-        f"What each label gets back of what {tables.reference} loses in final {tables.metrics[0]}: 100 % where it loses nothing; "
-        f"with its 95 % interval (Fieller). Given where the 95 % interval of the loss leaves out 0. A * marks a loss with p below "
-        f"0.05 after Holm's correction for all costs, those of other labels too."
+        f"What each label gets back of what {tables.reference} loses in final {tables.metrics[0]}: by how much it is ahead of "
+        f"{tables.reference} at that point, as a share of that loss. 100 % is where it is as good as {tables.reference} is at "
+        f"{key} = {plain_value(base)}. Its 95 % interval is Fieller's. Given where the 95 % interval of the loss leaves out 0. "
+        f"A * marks a loss with p below 0.05 after Holm's correction for all costs, those of other labels too."
     )
     return Grid([*tables.varied, f"{tables.reference} loses", *labels], rows, text)
 
@@ -427,15 +451,31 @@ def _metric(column: str) -> str:
 
 
 def _tested(
-    kind: str, reference: str | None, differences: Sequence[tuple[str, Mapping[str, Any], np.ndarray]]
+    tables: Tables,
+    kind: str,
+    reference: str | None,
+    differences: Sequence[tuple[str, Mapping[str, Any], np.ndarray]],
+    base: Any = None,
 ) -> list[Comparison]:
-    """Return the comparisons of a kind, with p adjusted by Holm's correction for all of them."""
-    results = [difference(values) for *_, values in differences]
-    adjusted = holm([result.p for result in results])
-    return [
-        Comparison(kind, label, reference, point, result, p)
-        for (label, point, _), result, p in zip(differences, results, adjusted, strict=True)
-    ]
+    """Return the comparisons of a kind, with p adjusted by Holm's correction for all of them that are tests of their own.
+
+    ``base`` is the value of the first key that others are compared with, where they are.
+    """
+    key, *others = tables.varied
+    results, first = [difference(values) for *_, values in differences], dict[Any, int]()
+    for i, (label, point, _) in enumerate(differences):
+        ends = [point] if base is None else [point, {**point, key: base}]
+        of = tuple(tables.original[tuple(end[name] for name in (key, *others))] for end in ends)
+        first.setdefault((label, *of), i)
+    own = sorted(first.values())
+    adjusted = dict(zip(own, holm([results[i].p for i in own]), strict=True))
+    result = []
+    for i, (label, point, _) in enumerate(differences):
+        ends = [point] if base is None else [point, {**point, key: base}]
+        of = tuple(tables.original[tuple(end[name] for name in (key, *others))] for end in ends)
+        at = first[(label, *of)]
+        result.append(Comparison(kind, label, reference, point, results[i], adjusted[at], at != i))
+    return result
 
 
 def _cell(result: Difference, p: float) -> str:
@@ -445,7 +485,7 @@ def _cell(result: Difference, p: float) -> str:
         return EQUAL
     star = " *" if p < LEVEL else ""
     spread = f" ± {result.half:.3f}{star}" if np.isfinite(result.half) else ""
-    return f"{result.mean:+.3f}{spread}{_effect(result.effect)}"
+    return f"{_signed(result.mean, 3):+.3f}{spread}{_effect(result.effect)}"
 
 
 def _p(value: float) -> str:
@@ -455,10 +495,16 @@ def _p(value: float) -> str:
 def _effect(value: float) -> str:
     if math.isnan(value):
         return ""
-    return f", g {value:+.1f}" if abs(value) < LARGEST else f", |g| > {LARGEST}"
+    return f", g {_signed(value, 1):+.1f}" if abs(value) < LARGEST else f", |g| > {LARGEST}"
 
 
 def _part(value: Share) -> str:
     if not np.isfinite(value.part):
         return MISSING
-    return f"{100 * value.part:.0f} % ({100 * value.low:.0f} to {100 * value.high:.0f})"
+    part, low, high = (f"{_signed(100 * each, 0):.0f}" for each in value)
+    return f"{part} % ({low} to {high})"
+
+
+def _signed(value: float, digits: int) -> float:
+    """Return a number rounded to so many digits, of which 0 has no sign."""
+    return round(value, digits) + 0.0

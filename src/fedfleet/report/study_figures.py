@@ -263,15 +263,20 @@ def ranking(tables: Tables, metric: str, width: float = 7.2) -> Figure | None:
     return figure
 
 
-def _ranking(tables: Tables, metric: str) -> Picture | None:
-    result, figure = ranks(tables, metric), ranking(tables, metric)
-    if result is None or figure is None:
-        return None
-    caption = (
+def of_ranks(tables: Tables, metric: str) -> str:
+    """Return the caption of ``ranking``; empty where there are no ranks."""
+    result = ranks(tables, metric)
+    if result is None:
+        return ""
+    return (
         f"Mean rank of each label in final {metric} over {result.conditions} conditions, 1 for the best, each a mean over seeds. "
         f"Labels joined by a bar cannot be told apart (Nemenyi's test at 5 %; Friedman's: p = {result.p:.2g})."
     )
-    return canvas.picture(figure, f"ranks-{metric}", "Labels ranked", caption)
+
+
+def _ranking(tables: Tables, metric: str) -> Picture | None:
+    figure = ranking(tables, metric)
+    return figure and canvas.picture(figure, f"ranks-{metric}", "Labels ranked", of_ranks(tables, metric))
 
 
 def _histogram(tables: Tables) -> Picture | None:

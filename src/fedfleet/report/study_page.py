@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from fedfleet.report import traps, variance
@@ -71,13 +70,15 @@ def _told(tables: Tables) -> Iterator[str]:
     first, *_, last = [*tables.varied[key], None] if len(tables.varied[key]) < 2 else tables.varied[key]
     if last is None or not tables.metrics:
         return
-    metric = tables.metrics[0]
+    metric, others = tables.metrics[0], list(tables.varied)[1:]
+    over = f" over all values of {joined(others)}" if others else ""
     for label in tables.labels[:NAMED]:
         of = ended[ended["label"] == label]
-        ends = [of[of[key] == value][f"final/{metric}"].mean() for value in (first, last)]
-        if np.isfinite(ends).all():
-            at = f"{number(ends[0])} at {key} = {plain_value(first)}, {number(ends[1])} at {plain_value(last)}"
-            yield f"{label}: mean final {metric} {at}."
+        each = [of[of[key] == value][f"final/{metric}"].dropna() for value in (first, last)]
+        if all(map(len, each)):
+            of_runs = [f" ({count(len(one), 'run')})" if len(each[0]) != len(each[1]) else "" for one in each]
+            at = f"{number(each[0].mean())}{of_runs[0]} at {key} = {plain_value(first)}"
+            yield f"{label}: mean final {metric}{over} {at}, {number(each[1].mean())}{of_runs[1]} at {plain_value(last)}."
     yield from answers(tables)
 
 
@@ -226,6 +227,18 @@ def _results(tables: Tables, metrics: Sequence[str]) -> Grid:
         sent = "floats (up and down)" if tables.sent == SENT[:1] else "bytes"
         text += f" Rounds, {sent} and virtual seconds to the target are means, given only where every seed got there."
     return Grid(head, rows, text)
+
+
+def to_target(tables: Tables) -> Grid | None:
+    """Return what it cost to reach the target, of the results; None without one."""
+    if tables.target is None or "target/rounds" not in tables.study:
+        return None
+    result, first = _results(tables, []), len(tables.varied) + 2
+    keep = [
+        i for i, name in enumerate(result.head) if i < first or name.endswith(" to it") or name.startswith("reached ")
+    ]
+    rows = [[row[i] for i in keep] for row in result.rows]
+    return result._replace(head=[result.head[i] for i in keep], rows=rows)
 
 
 def _plane(tables: Tables, metric: str) -> Grid | None:

@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,6 +106,24 @@ class Tables:
         result = [c.removeprefix("final/") for c in self.study.columns if c.startswith("final/")]
         first = self.target.metric.removeprefix("eval/") if self.target else ""
         return sorted(result, key=lambda m: m != first)
+
+    @cached_property
+    def original(self) -> Mapping[tuple[Any, ...], tuple[Any, ...]]:
+        """Of each point, values of the varied keys, the first point that has its results: all final metrics, labels and seeds.
+
+        Where nobody drops out, every model of dropout is one and the same.
+        """
+        columns = [c for c in self.study if c.startswith(("final/", "best/"))]
+        first: dict[bytes, tuple[Any, ...]] = {}
+        result = {}
+        for values in itertools.product(*self.varied.values()):
+            rows = selected(self.study, dict(zip(self.varied, values, strict=True))).sort_values(["label", "seed"])
+            found = rows[columns].to_numpy(dtype=float)
+            who = repr(rows[["label", "seed"]].to_numpy().tolist()).encode()
+            known = bool(np.isfinite(found).any())
+            same = first.setdefault(who + found.tobytes(), values) if known else values
+            result[values] = same
+        return result
 
     @property
     def parted(self) -> tuple[list[str], list[str]]:
@@ -267,9 +286,13 @@ def combinations(tables: Tables, keys: Sequence[str]) -> Iterator[dict[str, Any]
         yield dict(zip(keys, values, strict=True))
 
 
+def _is_first(tables: Tables, point: Mapping[str, Any]) -> bool:
+    return tables.original[tuple(point.values())] == tuple(point.values())
+
+
 def ranks(tables: Tables, metric: str) -> Ranks | None:
     """Return the ranks of the labels by their mean final metric at each combination of varied values; None where too few."""
-    points = list(combinations(tables, list(tables.varied)))
+    points = [point for point in combinations(tables, list(tables.varied)) if _is_first(tables, point)]
     by = tables.study.groupby(["label", *tables.varied])[f"final/{metric}"].mean()
     values = [[by.get((label, *point.values()), np.nan) for label in tables.labels] for point in points]
     known = np.array(values, dtype=float)

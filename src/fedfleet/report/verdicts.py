@@ -25,7 +25,8 @@ def ranking(names: Sequence[str], result: Order, by: str, means: np.ndarray | No
     means = result.mean if means is None else means
     ordered = [f"{names[i]} ({number(means[i])})" for i in result.order]
     if result.seeds < 2:
-        shared = "there is one seed" if result.seeds else "no seed is shared by all"
+        shared = "some two share one seed alone" if result.seeds else "no seed is shared by all"
+        shared = "there is one seed" if result.of_all == 1 else shared
         return f"By {by}, {joined(ordered)} cannot be ranked: {shared}."
     if not result.tests:
         return f"By {by}, {joined(ordered)} cannot be ranked: they agree on all {result.seeds} seeds."

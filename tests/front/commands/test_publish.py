@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -36,12 +37,25 @@ def test_what_is_written(runs: fedfleet.Runs, tmp_path: Path, command) -> None:
         "seeds": [9],
     }
     (tmp_path / "tune" / "tune.yaml").write_text(yaml.safe_dump(search))
+    (tmp_path / "tune" / "best.yaml").write_text("")
+    chosen = {
+        "label": "FedAvg",
+        "algorithm": "fedavg",
+        "algorithm.lr": 0.2,
+        "edge": "algorithm.lr",
+        "trials": 8,
+        "folder": "FedAvg",
+    }
+    pd.DataFrame([chosen]).to_parquet(tmp_path / "tune" / "winners.parquet")
+    trial = {**CONFIG, "rounds": 7, "evaluation": {"validation": 0.1}}
+    (tmp_path / "tune" / "FedAvg" / "trials").mkdir(parents=True)
+    (tmp_path / "tune" / "FedAvg" / "trials" / "config.yaml").write_text(yaml.safe_dump(trial))
     given = ("report", runs.folder, "--paper", "--width", "2.5")
     status, _, error = command(*given, "--out", tmp_path / "one", "--tuned", tmp_path / "tune")
     assert status == 0, error
     paper = tmp_path / "one" / "paper"
     assert {path.name for path in paper.iterdir()} == {
-        *(f"{m}-by-round.{kind}" for m in ("accuracy", "loss") for kind in ("pdf", "svg")),
+        *(f"{m}-by-round.{kind}" for m in ("accuracy", "loss") for kind in ("pdf", "svg")), "figures.tex",
         "results.tex", "results.csv", "methods.tex", "references.bib",
     }  # fmt: skip
     drawn = (paper / "accuracy-by-round.pdf").read_bytes()
@@ -52,11 +66,13 @@ def test_what_is_written(runs: fedfleet.Runs, tmp_path: Path, command) -> None:
     assert all((tmp_path / "two" / "paper" / path.name).read_bytes() == path.read_bytes() for path in paper.iterdir())
     methods, bib = (paper / "methods.tex").read_text(), (paper / "references.bib").read_text()
     for says in (
-        r"dealt to 20 clients by the partition \texttt{dirichlet} (alpha 0.3)",
+        r"dealt to 20 clients of 20 to 148 training examples by the partition \texttt{dirichlet} (alpha 0.3)",
         "In each of 2 rounds the server invites 5 clients",
         r"who is online follows \texttt{bernoulli} (rate 0.6)",
         r"A\_B is \texttt{scaffold} (", "learning rate 0.05", r"\cite{karimireddy2020scaffold}", "Seeds are 3 and 4",
         "The partition is the same for all seeds", r"over \texttt{algorithm.lr} in loguniform(0.01, 1)", "8 trials", "seeds 9",
+        "Hyper-parameters of FedAvg were chosen", r"on 10 \% of the training examples, kept aside", r"Those of A\_B and p were not",
+        "At an edge of what was searched are the values of FedAvg (algorithm.lr)", "The search ran otherwise. In each of 7 rounds",
         r"\cite{holm1979simple}", f"fedfleet {version('fedfleet')}",
         r"Clients count alike in A\_B; by their examples in FedAvg and p.", "client optimizer sgd",
         "Models are evaluated after every round, on", "A round in which nobody answers is tried again, in up to 10 attempts",
@@ -70,10 +86,9 @@ def test_what_is_written(runs: fedfleet.Runs, tmp_path: Path, command) -> None:
 
 @pytest.mark.slow
 def test_methods_tell_options_that_are_no_defaults_and_those_alone(runs: fedfleet.Runs, tmp_path: Path) -> None:
-    plain = publish.methods({"x": [read(runs[0].folder)]}, {"cohort.size": [5, 2]}, None, ranked=False)
+    plain = publish.methods({"x": [read(runs[0].folder)]}, None, None)
     assert "momentum" not in plain
     assert "weight" not in plain
-    assert r"We vary \texttt{cohort.size} over 5 and 2; what is said above is the first value." in plain
     assert "No search for learning rates is on record" in plain
     assert "Holm" not in plain
     assert "Clients count by their examples." in plain
@@ -83,7 +98,7 @@ def test_methods_tell_options_that_are_no_defaults_and_those_alone(runs: fedflee
         "algorithm": {"name": "fedavg", "client_optimizer": {"name": "sgd", "momentum": 0.9, "beta1": 0.9, "state": "reset"}},
         "rounds": 3, "evaluation": {"every": 2}, "selection": {"kind": "uniform"}, "seed": 0,
     }  # fmt: skip
-    told = publish.methods({"x": [read(make_run(tmp_path / "whole", config=whole))]}, {}, None, ranked=False)
+    told = publish.methods({"x": [read(make_run(tmp_path / "whole", config=whole))]}, None, None)
     for says in (
         r"\texttt{mlp} (hidden [32, 16])", "the server invites all 4 clients;", "client optimizer sgd (momentum 0.9))",
         "A round in which fewer than 2 clients answer counts, and leaves the model as it was.",
@@ -102,7 +117,13 @@ def test_runs_give_their_table_in_latex(runs: fedfleet.Runs) -> None:
 
 
 def test_bad_input_is_one_line(runs: fedfleet.Runs, tmp_path: Path, command, subtests) -> None:
-    for given, says in ((["--width", "3"], "--width=3.0: it is for"), (["--paper", "--tuned", tmp_path], "--tuned=")):
+    (tmp_path / "tune.yaml").write_text("tune: {search: {algorithm.lr: 'choice(0.7, 0.9)'}, metric: eval/loss}")
+    (tmp_path / "best.yaml").write_text("algorithm: {name: fedavg, lr: 0.9}")
+    for given, says in (
+        (["--width", "3"], "--width=3.0: it is for"),
+        (["--paper", "--tuned", tmp_path / "no"], "no search there"),
+        (["--paper", "--tuned", tmp_path], "has what it chose (fedavg: algorithm.lr=0.9)"),
+    ):
         with subtests.test(says):
             status, _, error = command("report", runs.folder, "--out", tmp_path / "out", *given)
             assert (status, error.startswith("error: "), error.count("\n"), says in error) == (2, True, 1, True), error

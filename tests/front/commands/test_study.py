@@ -37,7 +37,9 @@ TABLES = ("study", "curves", "participation", "comparisons")
 
 def run(out, config=TINY, vary=VARY, seeds=2, target="eval/auc=0.635", jobs=1, overrides=None):
     prepared = study.prepare(study.plan(load(config, overrides), vary, seeds, target), SILENT)
-    return study.run(prepared, out, SILENT, jobs)
+    tables = study.run(prepared, out, SILENT, jobs)
+    study.check(study.failures(tables, prepared.study), prepared.study)
+    return tables
 
 
 def table(out, name):
@@ -445,7 +447,7 @@ def test_a_folder_that_is_no_study_and_the_report_of_one_are_left_alone(config, 
     for words, says in (
         (("study", config, *GIVEN, "--out", tmp_path), "it exists and is not empty"),
         (("study", config, *GIVEN), "error: --out: not given"),
-        (("report", done), "give --out"),
+        (("report", done), "a study, which has a page of its own"),
     ):
         status, _, error = command(*words)
         assert (status, says in error) == (2, True)

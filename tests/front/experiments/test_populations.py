@@ -17,6 +17,7 @@ import fedfleet
 from fedfleet.config.population import data_key, dealt, load_data, make_population
 from fedfleet.datasets.examples import Examples
 from fedfleet.datasets.synthetic import SyntheticPopulation
+from fedfleet.experiments.experiment import Experiment
 from fedfleet.simulator.arithmetic import rng
 from tests.parts import slow_but
 from tests.refusals import tells
@@ -223,6 +224,12 @@ def test_a_seed_by_which_nothing_is_drawn_is_refused():
         {"population.held_out": 0.2, "evaluation.per_client": True},
     ):
         assert dealt(fedfleet.load(given, drawn), load_data(config))
+    x, y = np.zeros((40, 3)), np.arange(40) % 2
+    mine = fedfleet.data.from_arrays(x, y, client=np.arange(40) // 5)
+    with pytest.raises(fedfleet.ConfigError, match="comes in clients, the same for every seed"):
+        Experiment(fedfleet.load({**SMALL, "population": {"partition_seed": 1}}), data=mine)
+    dealt_mine = {**SMALL, "population": {"partition_seed": 1, "clients": 5}, "cohort": {"size": 2}}
+    assert Experiment(fedfleet.load(dealt_mine), data=fedfleet.data.from_arrays(x, y))
 
 
 def test_synthetic_data_are_the_same_for_every_seed_of_the_run():

@@ -132,6 +132,41 @@ def test_what_agrees_but_for_rounding_is_no_test():
     assert "agree on all 3 seeds" in verdicts.ranking(["A", "B"], level, "x")
 
 
+def test_points_that_have_the_results_of_another_are_no_tests_of_their_own():
+    """Where nobody drops out, all models of who drops out are one."""
+    tables = study({"A": 0.5, "B": 0.1, "C": 0.2}, seeds=4)
+    noise = np.random.default_rng(3).normal(0.0, 0.05, (2, len(tables.study)))
+    kinds = [tables.study.assign(**{"availability.kind": kind}) for kind in ("bernoulli", "markov")]
+    for of, one in zip(kinds, noise, strict=True):
+        of["final/accuracy"] += np.where(of["availability.rate"] == 1, noise[0], one)
+    varied = {"availability.rate": [1.0, 0.5, 0.1], "availability.kind": ["bernoulli", "markov"]}
+    both = replace(tables, varied=varied, study=pd.concat(kinds, ignore_index=True))
+    found = study_comparisons.by_label(both, ACCURACY)
+    assert [each.again for each in found] == [False] * 2 + [True] * 2 + [False] * 8
+    assert [each.adjusted for each in found[2:4]] == [each.adjusted for each in found[:2]]
+    own = [each for each in found if not each.again]
+    assert [each.adjusted for each in own] == pytest.approx(holm([each.result.p for each in own]))
+    assert not any(
+        each.again
+        for each in [*study_comparisons.by_value(both, ACCURACY), *study_comparisons.interactions(both, ACCURACY)]
+    )
+    ranks = study_tables.ranks(both, "accuracy")
+    assert ranks is not None
+    assert ranks.conditions == 5
+
+
+def test_a_draw_of_clients_costs_nothing():
+    tables = study({"A": 0.5, "B": 0.1}, seeds=4)
+    drawn = replace(
+        tables,
+        varied={"population.partition_seed": [1.0, 0.5, 0.1]},
+        study=tables.study.rename(columns={"availability.rate": "population.partition_seed"}),
+    )
+    (only,) = study_page.answers(drawn)
+    assert only.startswith("By final accuracy, the mean over all points, the best is B")
+    assert {name for name, grid in study_comparisons.grids(drawn) if grid is not None} == {"Labels compared"}
+
+
 def test_labels_are_compared_over_all_points():
     tables = study({"A": 0.5, "B": 0.1, "C": 0.3}, seeds=5)
     tables.study["final/accuracy"] += np.random.default_rng(3).normal(0.0, 0.05, len(tables.study))
@@ -266,7 +301,9 @@ def test_a_study_says_which_label_dropout_costs_less():
     assert "nobody can be said" in line
     doubtful = study({"FedAvg": 0.0, "MIFA": 0.0})  # each cost has p = 0.035, and 0.07 as one of two
     of = doubtful.study
-    of["final/accuracy"] = 1.0 - (of["label"] == "FedAvg") * (of["availability.rate"] < 1) * (2 + of["seed"]) / 30
+    of["final/accuracy"] = 1.0 - (of["label"] == "FedAvg") * (of["availability.rate"] < 1) * (
+        (2 + of["seed"]) / 30 + of["availability.rate"] / 1e4
+    )
     assert "nobody can be said" in next(study_page.answers(doubtful))
     found = study_tables.ranks(tables, "accuracy")
     assert found is not None
