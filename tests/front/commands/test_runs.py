@@ -77,6 +77,9 @@ def test_tables_are_read_where_they_lie(folder: Path) -> None:
     assert kept == [("run-0", 1), ("run-1", 1), ("run-1", 2)]
     assert found["eval/accuracy"].tolist() == pytest.approx([0.3, 0.3, 0.4])
     assert len(finding.select(every, None, "rounds")) == 2 + 3 + 4 + 1
+    found = finding.select(every, "run.label = 'it''s 1' and label = 0", "classes")
+    assert found["predicted"].tolist() == [0, 1]
+    assert finding.shown(found, every, [], None, None, "classes")[:3] == ["folder", "run.label", "seed"]
 
 
 @given(

@@ -481,7 +481,11 @@ def test_the_command_runs_it_and_tells_how_far_it_is(config, tmp_path, command):
     assert cells == [["cdma_one", rate, "1"] for rate in ("1", "0.2")]
     assert all(f"{value:.4f}" in said for value in rows["final/auc"])
     aborted = ["cohort.attempts=1", "cohort.wait_for=all", "--vary", "cohort.min_responses=6"]
-    assert command("study", *arguments[:-1], str(tmp_path / "failing"), *aborted)[0] == 1
+    status, said, error = command(
+        "study", *arguments[:-1], str(tmp_path / "failing"), *aborted, "--paper", "--power", "0.1"
+    )
+    assert (status, "failed: " in error, "final auc" in said, "--power=0.1: no spread" in said) == (1, True, True, True)
+    assert (tmp_path / "failing" / "paper" / "methods.tex").exists()
 
 
 @pytest.mark.parametrize("name", ["dropout_study", "dropout_study_quick"])

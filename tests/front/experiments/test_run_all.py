@@ -71,7 +71,10 @@ def test_every_label_point_and_seed_is_run_and_comes_back_in_order(tmp_path: Pat
     assert isinstance(runs[0].model(), Net)
     assert "<table" in runs._repr_html_()
     page = (tmp_path / "all" / "report.html").read_text()
-    assert all(words in page for words in ("Study: accuracy against algorithm.lr", "What algorithm.lr costs", "Over all points"))
+    assert all(
+        words in page
+        for words in ("Study: accuracy against algorithm.lr", "What algorithm.lr costs", "Over all points")
+    )
     assert any(line.startswith("plain lr=0.1  final accuracy") for line in told.lines)
 
 
