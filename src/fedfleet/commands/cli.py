@@ -30,7 +30,7 @@ from fedfleet.commands.arguments import (
 )
 from fedfleet.commands.terminal import AGAIN, INTERRUPTED, Interrupted, apart, interruptible, print_json, progress, wide
 from fedfleet.config.reading import check_free, check_there
-from fedfleet.files.documents import is_there
+from fedfleet.files.documents import YAML_BYTES, is_there, text_of
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 
 ABOUT = "Simulate federated learning on many unreliable devices."
@@ -342,7 +342,8 @@ def report(
         if varied is None:
             written = write_report(runs, out or runs[0], wanted)
         else:
-            written = write_study_report(varied, out or runs[0], campaign.text(runs[0]))
+            config = text_of(runs[0] / campaign.CAMPAIGN, YAML_BYTES)
+            written = write_study_report(varied, out or runs[0], config)
         if paper:
             if varied is None:
                 publish.runs(runs, out or runs[0], width, tuned)

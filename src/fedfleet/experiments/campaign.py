@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from fedfleet.experiments.runfolder import check_free, claim, locked
 from fedfleet.experiments.runs import Runs
 from fedfleet.experiments.sweep import Trial, distinct, left_out, naming, planned, to_check
 from fedfleet.experiments.workers import Workers
-from fedfleet.files.documents import dump, is_there
+from fedfleet.files.documents import YAML_BYTES, dump, is_there, json_of, text_of
 from fedfleet.files.summary import SUMMARY, checked_summary, summary_of
 from fedfleet.files.writing import write_text
 from fedfleet.report import finals, told, write_report
@@ -39,7 +40,7 @@ from fedfleet.tracking.callback import Callback, Callbacks
 if TYPE_CHECKING:
     from fedfleet.report.study_tables import Tables, Target
 
-CAMPAIGN = "campaign.yaml"
+CAMPAIGN, TRIALS = "campaign.yaml", "trials.json"
 NO_PARTS: Mapping[str, Any] = {}
 
 
@@ -89,13 +90,13 @@ def run(config: Config, out: Path, progress: Progress, jobs: int = 1, *, report:
         )  # one at a time, each run tells its own
         for line in [*left_out(plan), *advised(advice)]:
             progress.say(line)
-        with _alone(config, claim(out)):
+        with _alone(config, plan, claim(out)):
             done = _in_processes(plan, out, progress, jobs) if jobs > 1 else _in_turn(plan, out, [progress], loaded)
         runs, failures = _parted(done)
         _tell(plan, out, progress.result)
     if [run.folder for run in runs] == [out]:
         _say(out, progress)
-    return _reported(runs, failures, progress.result, partial(page, config, plan, out) if report else None)
+    return _reported(runs, failures, progress.result, partial(page, out) if report else None)
 
 
 def advised(checked: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
@@ -123,10 +124,10 @@ def resume(
         return _reported([run], [], progress.result, partial(write_report, [out], out) if report else None)
     config = changed(out / CAMPAIGN, overrides, trust=trust)
     plan = planned(config)
-    with _alone(config, out):
+    with _alone(config, plan, out):
         runs, failures = _parted(_rest(plan, out, progress))
     _tell(plan, out, progress.result)
-    return _reported(runs, failures, progress.result, partial(page, config, plan, out) if report else None)
+    return _reported(runs, failures, progress.result, partial(page, out) if report else None)
 
 
 def _rest(plan: Sequence[Trial], out: Path, progress: Progress) -> list[Run | FedfleetError]:
@@ -157,7 +158,7 @@ def run_all(config: Config, out: Path, callbacks: Sequence[Callback], own: Mappi
     for trial in to_check(plan):
         prepare(trial, loaded, own)
     now = parts(**own).describe()
-    with _alone(config, out if goes_on else claim(out)):
+    with _alone(config, plan, out if goes_on else claim(out)):
         for trial in plan:
             if (summary := at_its_end(out / trial.place, trial.config)) is not None:
                 check_same(out / trial.place, summary.get("own") or {}, now)
@@ -169,7 +170,7 @@ def run_all(config: Config, out: Path, callbacks: Sequence[Callback], own: Mappi
     ended |= {str(run.folder.relative_to(out)): run for run in done}
     _tell(plan, out, say)
     there = [trial for trial in plan if trial.place in ended]
-    _reported(list(ended.values()), failures, say, partial(page, config, plan, out))
+    _reported(list(ended.values()), failures, say, partial(page, out))
     return Runs(out, [ended[trial.place] for trial in there], [_keys(trial, config) for trial in there])
 
 
@@ -221,10 +222,16 @@ def open_runs(folder: Path | str, task: Task | None = None, data: Data | None = 
 
 
 @contextmanager
-def _alone(config: Config, out: Path) -> Iterator[None]:
-    """Have a folder of runs alone, and write down what they are, for ``resume``. Raises ConfigError where another has it."""
+def _alone(config: Config, plan: Sequence[Trial], out: Path) -> Iterator[None]:
+    """Have a folder of runs alone, and write down what they are. Raises ConfigError where another has it.
+
+    ``resume`` takes that from the configuration; reports take it from a table, for the other may name code nobody has looked at.
+    """
     with closing(locked(out)):
         write_text(out / CAMPAIGN, dumped(given(config), several=True))
+        told = [{"place": trial.place, "keys": tells(trial)} for trial in plan]
+        varied = list(plan[0].point)
+        write_text(out / TRIALS, json.dumps({"varied": varied, "until": config.until, "trials": told}, indent=2) + "\n")
         yield
 
 
@@ -254,20 +261,6 @@ def _say(out: Path, progress: Progress) -> None:
         progress.result(line)
 
 
-def studied(config: Config, plan: Sequence[Trial], out: Path, target: Target | None = None) -> Tables:
-    """Return the tables of runs of which something varies; the target is ``until`` if not given. Raises ConfigError."""
-    from fedfleet.report.study_tables import Entry, Target, collect
-
-    varied: dict[str, list[Any]] = {}
-    for trial in plan:
-        for key, value in trial.point.items():
-            values = varied.setdefault(key, [])
-            values += [value] if value not in values else []
-    goal = target or (None if config.until is None else Target(*parse_until(config.until)))
-    entries = [Entry(tells(trial), out / trial.place) for trial in plan]
-    return collect(entries, varied, goal)
-
-
 def tells(trial: Trial) -> dict[str, Any]:
     """Return the columns of tables that tell a trial from the others."""
     name = trial.config.algorithm.name
@@ -275,25 +268,41 @@ def tells(trial: Trial) -> dict[str, Any]:
 
 
 def tables(folder: Path, target: Target | None = None) -> Tables | None:
-    """Return the tables of the runs in a folder, if something of them varies; None otherwise. Raises ConfigError."""
-    if not is_there(folder / CAMPAIGN):
+    """Return the tables of the runs in a folder, if something of them varies; None otherwise.
+
+    The target is ``until`` if not given. Raises ConfigError for a file that cannot be read.
+    """
+    from fedfleet.report.study_tables import Entry, Target, collect
+
+    if not is_there(folder / TRIALS):
         return None
-    config = load(folder / CAMPAIGN)
-    return studied(config, planned(config), folder, target) if config.vary else None
+    told = json_of(folder / TRIALS, {"varied": list, "trials": list})
+    entries, varied = list[Entry](), dict[str, list[Any]]()
+    try:
+        entries = [Entry(dict(trial["keys"]), folder / trial["place"]) for trial in told["trials"]]
+        for key in told["varied"]:
+            for entry in entries:
+                values = varied.setdefault(key, [])
+                values += [entry.keys[key]] if entry.keys[key] not in values else []
+        inside = all(entry.folder.resolve().is_relative_to(folder.resolve()) for entry in entries)
+        known = all({"label", "algorithm", "seed"} <= entry.keys.keys() for entry in entries)
+    except (KeyError, TypeError, ValueError):
+        inside = known = False
+    if not (inside and known):
+        raise ConfigError(
+            f"{folder / TRIALS}: not as fedfleet wrote it: remove it, and labels are compared side by side"
+        )
+    goal = target or (None if told.get("until") is None else Target(*parse_until(told["until"])))
+    return collect(entries, varied, goal) if varied else None
 
 
-def text(folder: Path) -> str:
-    """Return the configuration of the runs in a folder. Raises ConfigError."""
-    return as_given(load(folder / CAMPAIGN))
-
-
-def page(config: Config, plan: Sequence[Trial], out: Path) -> Path:
-    """Write the page on runs: where something varies that of a study, else of labels side by side. Raises ValueError."""
-    if not config.vary:
+def page(out: Path) -> Path:
+    """Write the page on the runs in a folder: where something varies that of a study, else of labels side by side."""
+    if (found := tables(out)) is None:
         return write_report([out], out)
     from fedfleet.report.study_page import write_study_report
 
-    return write_study_report(studied(config, plan, out), out, as_given(config))
+    return write_study_report(found, out, text_of(out / CAMPAIGN, YAML_BYTES))
 
 
 def _reported(
