@@ -76,6 +76,10 @@ def test_every_label_point_and_seed_is_run_and_comes_back_in_order(tmp_path: Pat
         for words in ("Study: accuracy against algorithm.lr", "What algorithm.lr costs", "Over all points")
     )
     assert any(line.startswith("plain lr=0.1  final accuracy") for line in told.lines)
+    table = tmp_path / "all" / "trials.json"
+    table.write_text(table.read_text().replace('"place": "', '"place": "../'))
+    with pytest.raises(fedfleet.ConfigError, match="not as fedfleet wrote it"):
+        campaign.tables(tmp_path / "all")
 
 
 def test_all_columns_are_printed_however_narrow_the_terminal(monkeypatch: pytest.MonkeyPatch):
