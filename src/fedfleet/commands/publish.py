@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from fedfleet.report.groups import grouped
 from fedfleet.report.latex import escape
 from fedfleet.report.settings import HIDDEN, OF_CLIENTS
 from fedfleet.report.significance import LEVEL, POWER
-from fedfleet.report.study_tables import DONE, Tables
+from fedfleet.report.study_tables import DONE, WORST, Tables, ranks
 from fedfleet.report.tables import Run
 from fedfleet.report.traps import counted
 from fedfleet.report.words import count, joined, plain_value, share
@@ -76,7 +75,7 @@ def runs(folders: Sequence[Path], out: Path, width: float | None = None, chosen:
 def check(folders: Sequence[Path], chosen: Path) -> None:
     """Refuse a search that chose what none of the runs has. Raises ConfigError, ValueError as ``runs`` does."""
     groups = grouped([tables.read(folder) for folder in run_folders(folders)])
-    tuned.read(chosen).check({label: of[0].config for label, of in groups.items()})
+    tuned.read(chosen).check(_configs(groups))
 
 
 def study(found: Tables, out: Path, width: float | None = None, chosen: Path | None = None) -> list[Path]:
@@ -111,7 +110,7 @@ def methods(groups: Mapping[str, Sequence[Run]], found: Tables | None, search: t
     varied = {} if found is None else found.varied
     over = [f"{_code(key)} over {joined(_values(key, values, varied, every))}" for key, values in varied.items()]
     parts = [
-        *_shared(groups, lambda run: f"Data are {_data(run)}."),
+        *_shared(groups, lambda run: f"Data are {_data(run, every)}."),
         *_shared(groups, lambda run: f"{_task(run)}."),
         *_shared(groups, lambda run: f"{_participation(run)}."),
         *(f"{escape(label)} is {_algorithm(of[0])}." for label, of in groups.items()),
@@ -246,20 +245,26 @@ def _code(name: str) -> str:
     return rf"\texttt{{{escape(name)}}}"
 
 
-def _data(run: Run) -> str:
+def _data(run: Run, every: Sequence[Run]) -> str:
     dataset, population = _section(run, "population.dataset"), _section(run, "population")
     clients = population.get("clients")
     many = f"{clients:,} clients" if isinstance(clients, int) else "clients"
     whose = _with(_name(dataset), {} if _is_own(run, "population.dataset") else _chosen("population.dataset", dataset))
-    sizes = run.section("client_examples")
+    sizes = [of for each in every if (of := each.section("client_examples")) and _dealt_as(each) == _dealt_as(run)]
     if sizes:
-        low, high = (f"{sizes[end]:,}" for end in ("least", "most"))
+        low, high = f"{min(of['least'] for of in sizes):,}", f"{max(of['most'] for of in sizes):,}"
         many += f" of {low} training examples" if low == high else f" of {low} to {high} training examples"
     if run.summary.get("dealt") is False:
         return f"{whose}, which come in {many}"
     partition = _section(run, "population.partition")
     how = _with(_name(partition), _plain(partition))
     return f"{whose}, dealt to {many} by the partition {how}{_about('population.partition', partition)}"
+
+
+def _dealt_as(run: Run) -> Any:
+    """Return what decides who has which examples, but for the seed."""
+    population = _section(run, "population")
+    return [population.get(key) for key in ("dataset", "partition", "clients")]
 
 
 def _task(run: Run) -> str:
@@ -309,7 +314,7 @@ def _aborted(cohort: Mapping[str, Any]) -> str:
     least = cohort.get("min_responses", 1)
     few = "nobody answers" if least == 1 else f"fewer than {least} clients answer"
     if cohort.get("on_abort") == "skip":
-        return f"A round in which {few} counts, and leaves the model as it was"
+        return f"A round in which {few} counts as done, and is not tried again"
     return f"A round in which {few} is tried again, in up to {cohort.get('attempts', 10)} attempts"
 
 
@@ -356,17 +361,11 @@ def _tuned(groups: Mapping[str, Sequence[Run]], search: tuned.Search | None) -> 
     if search is None:
         yield "No search for learning rates is on record."
         return
-    first = {label: of[0].config for label, of in groups.items()}
-    yield from tuned.sentences(search, first, _code)
-    ways: dict[str, list[str]] = {}
-    for label, of in groups.items():
-        for winner in search.of(label, of[0].config):
-            then = replace(of[0], config=dict(winner.config))
-            if winner.config and (told := _participation(then)) != _participation(of[0]):
-                ways.setdefault(told, []).append(label)
-    for told, labels in ways.items():
-        whose = f" of {escape(joined(list(dict.fromkeys(labels))))}" if len(ways) > 1 else ""
-        yield f"The search{whose} ran otherwise. {told}."
+    yield from tuned.sentences(search, _configs(groups), _code)
+
+
+def _configs(groups: Mapping[str, Sequence[Run]]) -> tuned.Configs:
+    return {label: [run.config for run in of] for label, of in groups.items()}
 
 
 def _seeds(runs: Sequence[Run]) -> Iterator[str]:
@@ -387,6 +386,8 @@ def _of_study(found: Tables) -> Iterator[str]:
     late = int(found.study["aborted_attempts"].sum()) if "aborted_attempts" in found.study else 0
     if failed:
         yield f"Of {count(len(found.study), 'run')}, {failed} failed, and do not count."
+    if WORST in found.study:
+        yield "The worst recall is the least share of a class's test examples that the last model finds."
     if late:
         yield f"In all runs {count(late, 'attempt')} at rounds were aborted; their time and traffic count."
 
@@ -397,6 +398,8 @@ def _several(groups: Mapping[str, Sequence[Run]]) -> bool:
 
 def _of_tests(groups: Mapping[str, Sequence[Run]], found: Tables | None) -> Iterator[Paper]:
     """Yield the papers of the tests that tables hold."""
+    ranked = found is not None and bool(found.metrics) and ranks(found, found.metrics[0]) is not None
+    yield from [DEMSAR] * ranked
     if not _several(groups):
         return
     compares = len(groups) > 1 or (found is not None and _values_compared(found))
@@ -404,7 +407,6 @@ def _of_tests(groups: Mapping[str, Sequence[Run]], found: Tables | None) -> Iter
     if found is not None and compares:
         yield HEDGES
         yield from [FIELLER] * _recovers(found)
-        yield from [DEMSAR] * (len(groups) > 2)
 
 
 def _values_compared(found: Tables) -> bool:
@@ -421,7 +423,8 @@ def _tests(groups: Mapping[str, Sequence[Run]], found: Tables | None) -> Iterato
         yield rf"Differences are paired by seed and tested by two-sided t-tests with Holm's correction \cite{{{HOLM.key}}}."
     if HEDGES.key in keys and found is not None:
         against = f" Labels are compared with {escape(found.reference)}." if len(found.labels) > 1 else ""
-        yield rf"Effect sizes are Hedges' g \cite{{{HEDGES.key}}}.{against} What agrees on every seed is no test."
+        g = rf"Effect sizes are Hedges' g of the paired differences \cite{{{HEDGES.key}}}."
+        yield f"{g}{against} What agrees on every seed is no test."
     if FIELLER.key in keys:
         yield rf"Shares of a loss that are won back have Fieller's intervals \cite{{{FIELLER.key}}}."
     if DEMSAR.key in keys:

@@ -204,7 +204,7 @@ def _said(where: str, error: str, names: Sequence[str]) -> str:
 
 def of_trials(where: str | None, every: pd.DataFrame) -> str | None:
     """Return what finds the trials of a study where an expression names a label that only begins theirs; else None."""
-    for told in re.findall(r"(?<![\w.])label\s*=\s*'((?:[^']|'')*)'", where or ""):
+    for told in re.findall(r"(?<![\w.])(?:run\.)?label\s*=\s*'((?:[^']|'')*)'", where or ""):
         label, labels = told.replace("''", "'"), every["label"].dropna()
         if not (labels == label).any() and labels.str.startswith(f"{label} ").any():
             return f"label = '{told}' is no run: trials of a study have their values in it, too: write label like '{told} %'"
@@ -247,7 +247,8 @@ def shown(
         return list(asked)
     query = [*named(where or "", names), *([] if sort is None else [sort])]
     if table is not None:
-        own = [n for n in names if (n not in every and not n.startswith(OF_RUN)) or n.startswith("eval/")]
+        of_runs = {name for name in names if name in every and f"{OF_RUN}{name}" not in names}
+        own = [n for n in names if (n not in of_runs and not n.startswith(OF_RUN)) or n.startswith("eval/")]
         first = [f"{OF_RUN}{name}" if f"{OF_RUN}{name}" in names else name for name in ("folder", "label", "seed")]
         return list(dict.fromkeys([*first, *query, *own]))
     measured = [name for name in names if name.startswith("eval/") and frame[name].notna().any()]

@@ -74,8 +74,10 @@ def study(
     if tuned is not None:
         from fedfleet.commands.tuned import read
 
-        labels = zip(planned.trials, prepared.resolved, strict=True)
-        read(tuned).check({trial.label: config for trial, config in reversed([*labels])})
+        by_label: dict[str, list[dict[str, Any]]] = {}
+        for trial, resolved in zip(planned.trials, prepared.resolved, strict=True):
+            by_label.setdefault(trial.label, []).append(resolved)
+        read(tuned).check(by_label)
     if dry_run or out is None:
         for line in studying.describe(prepared, out):
             typer.echo(line)
@@ -139,7 +141,10 @@ def runs(
     names = finding.shown(found, every, asked, where, sort, table_)
     several = len(found)
     found = found.head(limit) if limit is not None else found
+    hint = None if several else finding.of_trials(where, every)
     if as_json:
+        if hint is not None:
+            typer.echo(hint, err=True)
         print_json({"rows": several, "runs": finding.plain(found[names] if asked else found)})
         return
     cells = [
@@ -150,7 +155,7 @@ def runs(
     left = f", of which {len(found)} are shown" if len(found) < several else ""
     told = count(several, "row") if table_ else f"{several:,}"
     typer.echo(f"{told} of {count(len(every), 'run')} in {folder}{left}")
-    if not several and (hint := finding.of_trials(where, every)) is not None:
+    if hint is not None:
         typer.echo(hint)
 
 

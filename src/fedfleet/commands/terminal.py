@@ -66,7 +66,7 @@ def results(head: Sequence[str], rows: Sequence[Sequence[str]], whole: int = 0) 
     some, few = [short[i] for i in left], [[row[i] for i in left] for row in rows]
     if left and widths([some, *few], whole) is not None:
         told = ", ".join(f"{head[i]} {rows[0][i]}" for i in alike)
-        return Group(table(some, few, whole), Text(f"in all of them: {told}"))
+        return Group(table(some, few, whole), Text(f"in all {len(rows)} rows: {told}"))
     width = max(map(cell_len, head))
     return Text(
         "\n\n".join("\n".join(f"{name:{width}}  {cell}" for name, cell in zip(head, row, strict=True)) for row in rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,25 @@ from fedfleet.report.words import count, joined, plain_value, share
 from fedfleet.simulator.errors import ConfigError, one_line
 
 SEVERAL, ONE, BEST = "winners.parquet", "trials.parquet", "best.yaml"
+ASIDE = (
+    "label",
+    "seed",
+    "executor",
+    "checkpoint",
+    "evaluation",
+    "compare",
+    "vary",
+    "tune",
+    "track",
+    "callbacks",
+    "faults",
+)
+ASIDE += ("max_seconds", "schema_version", "code_dir", "algorithm.lr_schedule.rounds")
+"""Settings that a search may have otherwise."""
+NAMED = 12  # settings that a sentence names, at most
+STOPS = {"sha": "successive halving", "asha": "asynchronous successive halving", "none": "none stopped early"}
+Configs = Mapping[str, Sequence[Mapping[str, Any]]]
+"""Configurations of runs, by label."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +43,7 @@ class Winner:
     Attributes:
         label: whose search it was; empty for the one search of a configuration without labels.
         algorithm: its name.
+        point: where it was, of what the searches varied.
         values: chosen, by dotted key.
         edge: keys of which the value is at an edge of what was searched.
         trials: how many configurations were tried.
@@ -33,29 +53,42 @@ class Winner:
 
     label: str
     algorithm: str
+    point: Mapping[str, Any]
     values: Mapping[str, Any]
     edge: Sequence[str]
     trials: int
     config: Mapping[str, Any]
 
-    def chose(self, label: str, config: Mapping[str, Any]) -> bool:
-        """Whether a run under a label, with a configuration, has these values."""
-        known = dict(leaves(config))
-        mine = label == self.label or label.startswith(f"{self.label} ") if self.label else self._alike(known)
-        return (
-            mine
-            and known.get("algorithm.name") == self.algorithm
-            and all(_same(known.get(key), value) for key, value in self.values.items())
-        )
+    def __str__(self) -> str:
+        at = ", ".join(f"{key} {plain_value(value)}" for key, value in self.point.items())
+        return f"{self.label or self.algorithm}{f' at {at}' if at else ''}"
+
+    @property
+    def chosen(self) -> str:
+        """The values, in words."""
+        return ", ".join(f"{key}={plain_value(value)}" for key, value in self.values.items())
+
+    def is_of(self, label: str, known: Mapping[str, Any]) -> bool:
+        """Whether it is for runs of a label, settings by dotted key."""
+        named = label == self.label or label.startswith(f"{self.label} ") if self.label else self._alike(known)
+        return named and known.get("algorithm.name") == self.algorithm
 
     def _alike(self, known: Mapping[str, Any]) -> bool:
         """Whether a run's algorithm is that of the search in all that this did not choose, but for what follows from its rounds."""
-        aside = (*self.values, "algorithm.lr_schedule.rounds")
+        aside = (*self.values, *ASIDE)
         return all(
             known.get(key) == value
             for key, value in leaves(self.config)
-            if key.startswith("algorithm.") and key not in aside
+            if key.startswith("algorithm.correction.") and key not in aside
         )
+
+    def at(self, known: Mapping[str, Any]) -> bool:
+        """Whether it was chosen at the point of a run."""
+        return all(_same(known.get(key), value) for key, value in self.point.items())
+
+    def chose(self, known: Mapping[str, Any]) -> bool:
+        """Whether a run has these values."""
+        return all(_same(known.get(key), value) for key, value in self.values.items())
 
 
 @dataclass(frozen=True)
@@ -67,16 +100,20 @@ class Search:
     winners: Sequence[Winner]
 
     def of(self, label: str, config: Mapping[str, Any]) -> list[Winner]:
-        """Return the winners whose values a run has."""
-        return [each for each in self.winners if each.chose(label, config)]
+        """Return the winners for a run: those at its point, or those elsewhere where none was sought there."""
+        known = dict(leaves(config))
+        mine = [each for each in self.winners if each.is_of(label, known)]
+        return [each for each in mine if each.at(known)] or mine
 
-    def check(self, runs: Mapping[str, Mapping[str, Any]]) -> None:
-        """Refuse a search that chose what none of the runs has, configurations by label. Raises ConfigError."""
-        if not any(self.of(label, config) for label, config in runs.items()):
-            chosen = "; ".join(
-                f"{each.label or each.algorithm}: {', '.join(f'{k}={plain_value(v)}' for k, v in each.values.items())}"
-                for each in self.winners
-            )
+    def chose(self, label: str, config: Mapping[str, Any]) -> list[Winner]:
+        """Return the winners for a run of which it has the values."""
+        known = dict(leaves(config))
+        return [each for each in self.of(label, config) if each.chose(known)]
+
+    def check(self, runs: Configs) -> None:
+        """Refuse a search that chose what none of the runs has. Raises ConfigError."""
+        if not any(self.chose(label, config) for label, configs in runs.items() for config in configs):
+            chosen = "; ".join(f"{each}: {each.chosen}" for each in self.winners)
             raise ConfigError(
                 f"--tuned={self.folder}: none of {joined(list(runs))} has what it chose ({chosen}): take that, or leave it out"
             )
@@ -94,22 +131,23 @@ def read(folder: Path) -> Search:
     keys = list(config["tune"].get("search") or {})
     if not (folder / BEST).is_file():
         raise ConfigError(f"{given}: the search has no winner yet: let it end first, by the same fedfleet tune")
-    return Search(folder, config, list(_winners(folder, keys)))
+    return Search(folder, config, list(_winners(folder, keys, list(config.get("vary") or {}))))
 
 
-def _winners(folder: Path, keys: Sequence[str]) -> Iterator[Winner]:
+def _winners(folder: Path, keys: Sequence[str], varied: Sequence[str]) -> Iterator[Winner]:
     if (folder / SEVERAL).is_file():
         for row in parquet.read(folder / SEVERAL).to_dict("records"):
             values = {key: row[key] for key in keys if row.get(key) is not None and row[key] == row[key]}
             edge = [key for key in str(row.get("edge") or "").split(", ") if key]
             if values:
                 of = folder / str(row["folder"])
-                yield Winner(row["label"], row["algorithm"], values, edge, int(row["trials"]), _config(of))
+                point = {key: row[key] for key in varied if key in row}
+                yield Winner(row["label"], row["algorithm"], point, values, edge, int(row["trials"]), _config(of))
         return
     best = dict(leaves(_yaml(folder / BEST)))
     values = {key: best[key] for key in keys if key in best}
     trials = len(parquet.read(folder / ONE)) if (folder / ONE).is_file() else 0
-    yield Winner("", str(best.get("algorithm.name", "")), values, (), trials, _config(folder))
+    yield Winner("", str(best.get("algorithm.name", "")), {}, values, (), trials, _config(folder))
 
 
 def _config(folder: Path) -> Mapping[str, Any]:
@@ -135,25 +173,74 @@ def _same(one: Any, other: Any) -> bool:
         return str(one) == str(other)
 
 
-def sentences(search: Search, runs: Mapping[str, Mapping[str, Any]], code: Any) -> Iterator[str]:
-    """Yield what methods say of a search; ``code`` writes a name in LaTeX. ``runs`` as of ``Search.check``."""
-    of = {label: found for label, config in runs.items() if (found := search.of(label, config))}
+def sentences(search: Search, runs: Configs, code: Callable[[str], str]) -> Iterator[str]:
+    """Yield what methods say of a search; ``code`` writes a name in LaTeX."""
+    chose = {label: [search.chose(label, config) for config in configs] for label, configs in runs.items()}
+    of = [label for label, each in chose.items() if any(each)]
+    used = list({id(winner): winner for each in chose.values() for found in each for winner in found}.values())
     how = search.config["tune"]
     over = joined([f"{code(key)} in {escape(str(value))}" for key, value in (how.get("search") or {}).items()])
-    used = {id(each): each for found in of.values() for each in found}.values()
-    trials = joined(sorted({count(each.trials, "trial") for each in used}))
-    seeds = search.config.get("seeds") or [search.config.get("seed", 0)]
-    each = " each" if len(of) > 1 or len(used) > 1 else ""
-    kind, stops = (escape(str(how.get(key, usual))) for key, usual in (("searcher", "random"), ("scheduler", "sha")))
+    trials = joined(sorted({count(winner.trials, "trial") for winner in used}))
+    seeds = joined(list(map(str, search.config.get("seeds") or [search.config.get("seed", 0)])))
+    each = " each" if len(used) > 1 else ""
+    stops = STOPS.get(str(how.get("scheduler", "sha")), str(how.get("scheduler")))
     yield (
-        f"Hyper-parameters of {escape(joined(list(of)))} were chosen by a {kind} search{each} ({trials}, scheduler {stops}, seeds "
-        f"{joined(list(map(str, seeds)))}) over {over}, for the best {code(str(how.get('metric')))}{_of(how, list(used))}."
+        f"Hyper-parameters of {escape(joined(of))} were chosen by a {escape(str(how.get('searcher', 'random')))} search{each} "
+        f"({trials}, {escape(stops)}, seeds {seeds}) over {over}, for the best {code(str(how.get('metric')))}{_of(how, used)}."
     )
-    edges = sorted({f"{each.label or each.algorithm} ({key})" for each in used for key in each.edge})
+    edges = [f"{winner} ({winner.chosen})" for winner in used if winner.edge]
     if edges:
         yield f"At an edge of what was searched are the values of {escape(joined(edges))}."
-    if others := [label for label in runs if label not in of]:
-        yield f"Those of {escape(joined(others))} were not chosen by it."
+    yield from _elsewhere(search, runs, chose)
+    yield from _otherwise(search, runs, of, code)
+
+
+def _elsewhere(search: Search, runs: Configs, chose: Mapping[str, Sequence[Sequence[Winner]]]) -> Iterator[str]:
+    """Say which runs have other values than the search chose for them, and for which labels it chose none."""
+    for label, configs in runs.items():
+        missed = dict.fromkeys(
+            f"{winner.chosen}{f' ({winner})' if winner.point else ''}"
+            for config, found in zip(configs, chose[label], strict=True)
+            if not found
+            for winner in search.of(label, config)
+        )
+        if missed:
+            some = " some of" if any(chose[label]) else ""
+            yield f"For{some} the runs of {escape(label)} it chose other values: {escape('; '.join(missed))}."
+    others = [
+        label for label, each in chose.items() if not any(each) and not any(search.of(label, c) for c in runs[label])
+    ]
+    if others:
+        yield f"Those of {escape(joined(others))} were not searched for."
+
+
+def _otherwise(search: Search, runs: Configs, labels: Sequence[str], code: Callable[[str], str]) -> Iterator[str]:
+    """Say in which settings the search was made otherwise, a sentence for labels that differ in the same."""
+    by_text: dict[str, list[str]] = {}
+    for label in labels:
+        winners = [winner for config in runs[label] for winner in search.of(label, config)]
+        theirs, ours = _settings(winner.config for winner in winners), _settings(runs[label])
+        aside = {key for winner in winners for key in winner.values}
+        keys = (
+            [key for key in theirs if key not in aside and theirs[key] != ours.get(key, theirs[key])] if winners else []
+        )
+        told = [f"{code(key)} {escape(joined(theirs[key]))} (here {escape(joined(ours[key]))})" for key in keys]
+        more = [f"{len(told) - NAMED} settings more"] if len(told) > NAMED else []
+        by_text.setdefault(joined([*told[:NAMED], *more]), []).append(label)
+    for text, of in by_text.items():
+        if text:
+            yield f"The search{f' for {escape(joined(of))}' if len(by_text) > 1 else ''} was made with {text}."
+
+
+def _settings(configs: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return the values that settings have in some configurations, in words, by dotted key."""
+    result: dict[str, list[str]] = {}
+    for config in configs:
+        for key, value in leaves(config):
+            if not any(key == name or key.startswith(f"{name}.") for name in ASIDE):
+                values = result.setdefault(key, [])
+                values += [said] if (said := plain_value(value)) not in values else []
+    return result
 
 
 def _of(how: Mapping[str, Any], winners: Sequence[Winner]) -> str:

@@ -98,7 +98,7 @@ def _mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def frame(run: Run, columns: Sequence[str]) -> pd.DataFrame:
-    """Return a row an evaluation and group: the rounds done by then, the group, its clients, and the columns.
+    """Return a row an evaluation and group: the round, the rounds done by then, the group, its clients, and the columns.
 
     ``least`` and ``most`` are the rounds that a client of the group completed in the whole run. The two means are groups, too.
     """
@@ -108,11 +108,11 @@ def frame(run: Run, columns: Sequence[str]) -> pd.DataFrame:
         for i, done in enumerate(first.rounds.astype(int).tolist()):
             for k, name in enumerate(NAMES):
                 each = {column: result.values[i, k] for column, result in found.items()}
-                rows.append({"rounds": done, "group": name, **_bounds(first, k), **each})
+                rows.append({"round": done - 1, "rounds": done, "group": name, **_bounds(first, k), **each})
             for name, of in ((MEAN, "mean"), (WEIGHTED, "weighted")):
                 each = {column: getattr(result, of)[i] for column, result in found.items()}
-                rows.append({"rounds": done, "group": name, **_bounds(first), **each})
-    return pd.DataFrame(rows, columns=["rounds", "group", "clients", "least", "most", *found]).astype(
+                rows.append({"round": done - 1, "rounds": done, "group": name, **_bounds(first), **each})
+    return pd.DataFrame(rows, columns=["round", "rounds", "group", "clients", "least", "most", *found]).astype(
         {"least": "Int64", "most": "Int64"}
     )
 

@@ -41,6 +41,7 @@ KINDS = {
 }
 NAMED = 12  # labels that a sentence names at most
 LARGEST = 100  # of an effect that is spelt out
+ONE_SEED = "of the one seed there is: no interval or test can be told."
 PAIRED = (
     "paired by seed: mean ± half the width of its 95 % t-interval, and g, the effect in standard deviations of the differences "
     "(Hedges). A * marks p below 0.05 after Holm's correction for all differences of this table; intervals are not widened. "
@@ -306,9 +307,10 @@ def gets_back(tables: Tables) -> Iterator[str]:
     if not clear:
         key = next(iter(tables.varied))
         tests = sum(not each.result.same for each in by_value(tables, _column(tables)))
+        then = "shares won back rest on single intervals" if recovers(tables) else "nobody can be said to get it back"
         yield (
-            f"At no single value of {key} is the cost for {reference} beyond the spread of the seeds (Holm's correction for "
-            f"{count(tests, 'difference')}, those of all labels), so nobody can be said to get it back."
+            f"At no single value of {key} is the cost for {reference} beyond the spread of the seeds by Holm's correction for "
+            f"{count(tests, 'difference')}, those of all labels: {then}."
         )
         return
     most = max(clear, key=lambda each: each.cost.mean)
@@ -319,12 +321,17 @@ def gets_back(tables: Tables) -> Iterator[str]:
     yield f"{reference} loses most at {where}: {lost}. Won back (95 % interval): {said}."
 
 
+def _paired(tables: Tables) -> str:
+    """Return how differences are told."""
+    return PAIRED if tables.study["seed"].nunique() > 1 else ONE_SEED
+
+
 def _costs(tables: Tables, column: str) -> Grid | None:
     key, *others = tables.varied
     base, *values = tables.varied[key]
     if not treats(tables):
         return None
-    text = f"{_metric(column).capitalize()} less that at {key} = {plain_value(base)}, {PAIRED}"
+    text = f"{_metric(column).capitalize()} less that at {key} = {plain_value(base)}, {_paired(tables)}"
     return Grid(
         ["label", *others, *map(plain_value, values)], _rows(by_value(tables, column), others, len(values)), text
     )
@@ -334,7 +341,7 @@ def _compared(tables: Tables, column: str) -> Grid | None:
     labels, keys = tables.other_labels, list(tables.varied)
     if not labels:
         return None
-    text = f"{_metric(column).capitalize()} of each label less that of {tables.reference}, {PAIRED}"
+    text = f"{_metric(column).capitalize()} of each label less that of {tables.reference}, {_paired(tables)}"
     return Grid(
         [*keys, *labels],
         _rows(by_label(tables, column), keys, len(labels), labelled=False),
@@ -350,7 +357,7 @@ def _interaction(tables: Tables, column: str) -> Grid | None:
         return None
     text = (
         f"What each label gains from {key} = {plain_value(base)} to another value, less what {tables.reference} gains, in "
-        f"{_metric(column)}: 0 where it costs both alike; {PAIRED}"
+        f"{_metric(column)}: 0 where it costs both alike; {_paired(tables)}"
     )
     return Grid(
         ["label", *others, *map(plain_value, values)],
@@ -371,7 +378,7 @@ def _overall(tables: Tables, column: str) -> Grid | None:
         return None
     gain = f"What a label gains in {_metric(column)} from {key} = {plain_value(base)} to another value"
     gain = gain if treats(tables) else ""
-    text = f"{gain or _metric(column).capitalize()}, the mean over all points, less that of another label, {PAIRED}"
+    text = f"{gain or _metric(column).capitalize()}, the mean over all points, less that of another label, {_paired(tables)}"
     return Grid(["label", "less", "difference", "p", "p (Holm)"], rows, text, "Over all points")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import yaml
 
 import fedfleet
-from fedfleet.commands import publish
+from fedfleet.commands import publish, tuned
 from fedfleet.report.tables import read
 from tests.front.report.report_runs import make_run
 
@@ -71,8 +72,10 @@ def test_what_is_written(runs: fedfleet.Runs, tmp_path: Path, command) -> None:
         r"who is online follows \texttt{bernoulli} (rate 0.6)",
         r"A\_B is \texttt{scaffold} (", "learning rate 0.05", r"\cite{karimireddy2020scaffold}", "Seeds are 3 and 4",
         "The partition is the same for all seeds", r"over \texttt{algorithm.lr} in loguniform(0.01, 1)", "8 trials", "seeds 9",
-        "Hyper-parameters of FedAvg were chosen", r"on 10 \% of the training examples, kept aside", r"Those of A\_B and p were not",
-        "At an edge of what was searched are the values of FedAvg (algorithm.lr)", "The search ran otherwise. In each of 7 rounds",
+        "Hyper-parameters of FedAvg were chosen", r"on 10 \% of the training examples, kept aside", 
+        r"Those of A\_B and p were not searched for",
+        "At an edge of what was searched are the values of FedAvg (algorithm.lr=0.2)",
+        r"was made with \texttt{rounds} 7 (here 2)",
         r"\cite{holm1979simple}", f"fedfleet {version('fedfleet')}",
         r"Clients count alike in A\_B; by their examples in FedAvg and p.", "client optimizer sgd",
         "Models are evaluated after every round, on", "A round in which nobody answers is tried again, in up to 10 attempts",
@@ -101,7 +104,7 @@ def test_methods_tell_options_that_are_no_defaults_and_those_alone(runs: fedflee
     told = publish.methods({"x": [read(make_run(tmp_path / "whole", config=whole))]}, None, None)
     for says in (
         r"\texttt{mlp} (hidden [32, 16])", "the server invites all 4 clients;", "client optimizer sgd (momentum 0.9))",
-        "A round in which fewer than 2 clients answer counts, and leaves the model as it was.",
+        "A round in which fewer than 2 clients answer counts as done, and is not tried again.",
         "Models are evaluated after every 2 rounds and after the last",
     ):  # fmt: skip
         assert says in told
@@ -128,3 +131,45 @@ def test_bad_input_is_one_line(runs: fedfleet.Runs, tmp_path: Path, command, sub
             status, _, error = command("report", runs.folder, "--out", tmp_path / "out", *given)
             assert (status, error.startswith("error: "), error.count("\n"), says in error) == (2, True, 1, True), error
             assert not (tmp_path / "out").exists()
+
+
+def test_a_search_is_told_of_the_runs_that_have_what_it_chose_and_where_it_was_made() -> None:
+    def run(rate: float, lr: float, **more: Any) -> dict[str, Any]:
+        return {
+            "rounds": 9,
+            "availability": {"rate": rate},
+            "algorithm": {"name": "fedavg", "lr": lr, **more},
+            "seed": 3,
+        }
+
+    def won(label: str, rate: float | None, lr: float, **more: Any) -> tuned.Winner:
+        point = {} if rate is None else {"availability.rate": rate}
+        config = run(1.0 if rate is None else rate, 0.01, steps=1, **more)
+        return tuned.Winner(label, "fedavg", point, {"algorithm.lr": lr}, ["algorithm.lr"] * (lr > 0.2), 4, config)
+
+    asked = {"tune": {"search": {"algorithm.lr": "choice(0.1, 0.3)"}, "metric": "eval/loss", "scheduler": "sha"}}
+    search = tuned.Search(Path("s"), asked, [won("A", 1.0, 0.3), won("A", 0.3, 0.1), won("B", 1.0, 0.1)])
+    runs = {
+        "A": [run(1.0, 0.3, steps=5), run(0.3, 0.3, steps=5)],
+        "B": [run(1.0, 0.1, steps=1), run(0.3, 0.1, steps=1)],
+        "C": [run(1.0, 0.3)],
+    }
+    told = list(tuned.sentences(search, runs, str))
+    assert told[0].startswith(
+        "Hyper-parameters of A and B were chosen by a random search each (4 trials, successive halving, "
+    )
+    assert told[1:] == [
+        "At an edge of what was searched are the values of A at availability.rate 1 (algorithm.lr=0.3).",
+        "For some of the runs of A it chose other values: algorithm.lr=0.1 (A at availability.rate 0.3).",
+        "Those of C were not searched for.",
+        "The search for A was made with algorithm.steps 1 (here 5).",
+        "The search for B was made with availability.rate 1 (here 1 and 0.3).",
+    ]
+    search.check(runs)
+    with pytest.raises(
+        fedfleet.ConfigError, match=r"none of A has what it chose \(A at availability\.rate 1: algorithm\.lr=0\.3"
+    ):
+        search.check({"A": [run(1.0, 0.1)]})
+    alone = replace(search, winners=[won("", None, 0.3, correction={"kind": "none"})])
+    assert alone.chose("any", run(1.0, 0.3, correction={"kind": "none"}))
+    assert not alone.chose("any", run(1.0, 0.3, correction={"kind": "mifa"}))

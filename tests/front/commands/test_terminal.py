@@ -24,7 +24,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, width: int) -> str:
 @pytest.mark.parametrize(("width", "says"), [
     (80, "┃ folder     ┃ availability.rate ┃ eval/accuracy ┃ n        ┃"),
     (50, "│ a b/seed-1 │ 0.6           │ 0.864789 │ 12 of  │"),
-    (40, "in all of them: availability.rate 0.6"),
+    (40, "in all 2 rows: availability.rate 0.6"),
     (28, "availability.rate  0.6"),
 ])  # fmt: skip
 def test_words_and_numbers_are_whole(monkeypatch: pytest.MonkeyPatch, width: int, says: str):
