@@ -100,8 +100,8 @@ class Run:
     def by_participation(self) -> pd.DataFrame:
         """Return metrics of clients grouped by how many rounds of the run they completed, a row an evaluation and group.
 
-        ``round`` counts from 0, as in the run's tables, and ``rounds`` are those done; ``least`` and ``most`` are what a client of the
-        group completed in the whole run.
+        ``round`` counts from 0, as in the run's tables, and ``rounds`` are those done. ``least`` and ``most`` are what a client of
+        the group completed in the whole run.
         Groups are "never", and "rarely", "sometimes" and "often", the thirds of the others; "mean of clients" counts each client
         once, "participation-weighted" as often as it completed a round. Raises ConfigError for a run without
         ``evaluation.per_client``.
