@@ -19,9 +19,9 @@ from fedfleet.report.groups import grouped
 from fedfleet.report.latex import escape
 from fedfleet.report.settings import HIDDEN, OF_CLIENTS
 from fedfleet.report.significance import LEVEL, POWER
-from fedfleet.report.study_tables import DONE, WORST, Tables, ranks
+from fedfleet.report.study_tables import DONE, WORST, Tables, aborted, ranks
 from fedfleet.report.tables import Run
-from fedfleet.report.traps import counted
+from fedfleet.report.traps import counted, worst_recalls
 from fedfleet.report.words import count, joined, plain_value, share
 from fedfleet.simulator.errors import ConfigError, one_line
 
@@ -118,7 +118,7 @@ def methods(groups: Mapping[str, Sequence[Run]], found: Tables | None, search: t
         *_shared(groups, lambda run: f"{_evaluation(run)}."),
         *_shared(groups, _features),
         f"We vary {joined(over)}; what is said above is the first value." if over else "",
-        *(() if found is None else _of_study(found)),
+        *(_of_runs(every) if found is None else _of_study(found)),
         *_tuned(groups, search),
         *_seeds(every),
         *_tests(groups, found),
@@ -253,7 +253,8 @@ def _data(run: Run, every: Sequence[Run]) -> str:
     sizes = [of for each in every if (of := each.section("client_examples")) and _dealt_as(each) == _dealt_as(run)]
     if sizes:
         low, high = f"{min(of['least'] for of in sizes):,}", f"{max(of['most'] for of in sizes):,}"
-        many += f" of {low} training examples" if low == high else f" of {low} to {high} training examples"
+        over = " over all seeds" * (population.get("partition_seed") == variance.PAIRED)
+        many += f" of {low} training examples" if low == high else f" of {low} to {high} training examples{over}"
     if run.summary.get("dealt") is False:
         return f"{whose}, which come in {many}"
     partition = _section(run, "population.partition")
@@ -264,19 +265,20 @@ def _data(run: Run, every: Sequence[Run]) -> str:
 def _dealt_as(run: Run) -> Any:
     """Return what decides who has which examples, but for the seed."""
     population = _section(run, "population")
-    return [population.get(key) for key in ("dataset", "partition", "clients")]
+    return [population.get(key) for key in ("dataset", "partition", "partition_seed", "clients")]
 
 
 def _task(run: Run) -> str:
     task, size = _section(run, "task"), run.summarised("model_floats")
     model = f", with {_code(str(task['model']))}" if task.get("model") else ""
     hidden = task.get("hidden") if task.get("model") in HIDDEN else None
+    loss = "; the loss is cross-entropy" * (_name(task) == "classification")
     widths = f" (hidden {plain_value(hidden)})" if hidden else ""
     numbers = f" of {size:,.0f} numbers" if size else ""
     chosen = {k: v for k, v in _chosen("task", task).items() if k not in ("model", "hidden", "options")}
     if _is_own(run, "task"):
         chosen = {} if (loss := own_loss.read(run)) is None else {"loss": loss.told()}
-    return f"The task is {_code(_name(task))}{model}{widths}{numbers}{f'; {_told(chosen)}' if chosen else ''}"
+    return f"The task is {_code(_name(task))}{model}{widths}{numbers}{loss}{f'; {_told(chosen)}' if chosen else ''}"
 
 
 def _evaluation(run: Run) -> str:
@@ -291,6 +293,8 @@ def _evaluation(run: Run) -> str:
     on = f", on {escape(str(tested))}" if tested else ""
     aside = run.get("evaluation", "validation")
     kept = f"; {escape(share(aside))} of the training examples are kept aside for validation" if aside else ""
+    own = run.get("population", "held_out")
+    kept += f"; {escape(share(own))} of each client's examples are kept from its work, to measure on" if own else ""
     return f"Models are evaluated after {when}{on}{kept}"
 
 
@@ -302,9 +306,11 @@ def _participation(run: Run) -> str:
     by = "uniformly at random" if _name(chosen) == "uniform" else by
     who = f"all {cohort.get('size')} clients" if variance.everybody(run) else f"{cohort.get('size')} clients {by}"
     limit = f", with a deadline of {cohort['deadline_s']:g} s" if cohort.get("deadline_s") else ""
-    waits = "" if cohort.get("wait_for") in (None, "all") else f", and waits for {escape(str(cohort['wait_for']))}"
+    wait_for = cohort.get("wait_for") or "all"
+    waits = f", and waits for {'all that are online' if wait_for == 'all' else escape(str(wait_for))}"
     invites = f"the server invites {who}{waits}{limit}"
     if _name(online) == "always":
+        invites = invites.replace(", and waits for all that are online", "")
         return f"In each of {rounds:,} rounds {invites}; all are online"
     return f"In each of {rounds:,} rounds {invites}; who is online follows {how}. {_aborted(cohort)}"
 
@@ -315,7 +321,9 @@ def _aborted(cohort: Mapping[str, Any]) -> str:
     few = "nobody answers" if least == 1 else f"fewer than {least} clients answer"
     if cohort.get("on_abort") == "skip":
         return f"A round in which {few} counts as done, and is not tried again"
-    return f"A round in which {few} is tried again, in up to {cohort.get('attempts', 10)} attempts"
+    if (attempts := cohort.get("attempts", 10)) == 1:
+        return f"A round in which {few} ends the run"
+    return f"A round in which {few} is tried again, in up to {attempts} attempts"
 
 
 def _algorithm(run: Run) -> str:
@@ -378,18 +386,31 @@ def _seeds(runs: Sequence[Run]) -> Iterator[str]:
         yield escape(held)
 
 
+def _of_runs(every: Sequence[Run]) -> Iterator[str]:
+    """Yield what came of runs that are no study."""
+    yield from _came(bool(worst_recalls(every)), sum(map(aborted, every)))
+
+
+def _came(worst: bool, late: int) -> Iterator[str]:
+    if worst:
+        yield "The worst recall is the least share of a class's test examples that the last model finds."
+    if late:
+        yield f"In all runs {count(late, 'attempt')} at rounds were aborted; their time and traffic count."
+
+
 def _of_study(found: Tables) -> Iterator[str]:
     """Yield what was asked of a study, and what of it went wrong."""
     if found.target is not None:
         yield f"The cost of reaching {escape(str(found.target))} is what it took up to the first evaluation that found it reached."
+        if known := [run for run in found.runs if run is not None]:
+            devices = _section(known[0], "devices")
+            made = _with(_name(devices), _chosen("devices", devices))
+            yield f"Virtual seconds are of simulated devices, {made}."
     failed = int((~found.study["status"].isin(DONE)).sum())
     late = int(found.study["aborted_attempts"].sum()) if "aborted_attempts" in found.study else 0
     if failed:
         yield f"Of {count(len(found.study), 'run')}, {failed} failed, and do not count."
-    if WORST in found.study:
-        yield "The worst recall is the least share of a class's test examples that the last model finds."
-    if late:
-        yield f"In all runs {count(late, 'attempt')} at rounds were aborted; their time and traffic count."
+    yield from _came(WORST in found.study, late)
 
 
 def _several(groups: Mapping[str, Sequence[Run]]) -> bool:
@@ -405,7 +426,7 @@ def _of_tests(groups: Mapping[str, Sequence[Run]], found: Tables | None) -> Iter
     compares = len(groups) > 1 or (found is not None and _values_compared(found))
     yield from [HOLM] * compares
     if found is not None and compares:
-        yield HEDGES
+        yield from [HEDGES] * (found.study["seed"].nunique() > 2)
         yield from [FIELLER] * _recovers(found)
 
 
@@ -421,10 +442,11 @@ def _tests(groups: Mapping[str, Sequence[Run]], found: Tables | None) -> Iterato
     keys = {paper.key for paper in _of_tests(groups, found)}
     if HOLM.key in keys:
         yield rf"Differences are paired by seed and tested by two-sided t-tests with Holm's correction \cite{{{HOLM.key}}}."
-    if HEDGES.key in keys and found is not None:
-        against = f" Labels are compared with {escape(found.reference)}." if len(found.labels) > 1 else ""
-        g = rf"Effect sizes are Hedges' g of the paired differences \cite{{{HEDGES.key}}}."
-        yield f"{g}{against} What agrees on every seed is no test."
+    if HOLM.key in keys and found is not None:
+        against = f"Labels are compared with {escape(found.reference)}. " if len(found.labels) > 1 else ""
+        yield f"{against}What agrees on every seed is no test."
+    if HEDGES.key in keys:
+        yield rf"Effect sizes are Hedges' g of the paired differences \cite{{{HEDGES.key}}}."
     if FIELLER.key in keys:
         yield rf"Shares of a loss that are won back have Fieller's intervals \cite{{{FIELLER.key}}}."
     if DEMSAR.key in keys:

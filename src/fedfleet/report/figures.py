@@ -223,8 +223,9 @@ def _clients(groups: Groups, column: str) -> Picture | None:
         for label, values in last.items()
     ]
     pooled = " Clients of all seeds are pooled." if any(len(result) > 1 for result in trends.values()) else ""
+    whose = "each client's own model" if column.startswith("own_") else "the model"
     caption = (
-        f"{column} of each client on its own data at the last evaluated round. Dashed: mean of the worst 10 % of "
+        f"{column} of {whose} on each client's data at the last evaluated round. Dashed: mean of the worst 10 % of "
         f"clients (the {'highest' if high_is_bad else 'lowest'} values). {'; '.join(told)}.{pooled}"
     )
     return canvas.picture(figure, f"clients-{column}", f"{column} by client", caption)

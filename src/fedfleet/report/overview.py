@@ -68,12 +68,14 @@ def of_comparison(groups: Mapping[str, Sequence[Run]]) -> list[str]:
 
 
 def _worst_classes(groups: Mapping[str, Sequence[Run]]) -> Iterator[str]:
-    """The recall of the class that each label serves worst, and which it is in its first run."""
+    """The recall of the class that each run of a label serves worst, and which they are."""
     found: dict[str, tuple[float, str]] = {}
     for label, runs in groups.items():
         if worst := traps.worst_recalls(runs):
             values = [value for _, value in worst]
-            found[label] = float(np.mean(values)), f"{mean_sd(values)} (class {worst[0][0]})"
+            which = [str(k) for k in dict.fromkeys(k for k, _ in worst)]
+            named = f"{'class' if len(which) == 1 else 'classes'} {joined(which)}"
+            found[label] = float(np.mean(values)), f"{mean_sd(values)} ({named})"
     if found:
         order = sorted(found, key=lambda label: -found[label][0])
         yield f"Recall of the worst class: {', '.join(f'“{label}” {found[label][1]}' for label in order[:6])}."

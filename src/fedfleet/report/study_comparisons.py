@@ -42,10 +42,10 @@ KINDS = {
 NAMED = 12  # labels that a sentence names at most
 LARGEST = 100  # of an effect that is spelt out
 ONE_SEED = "of the one seed there is: no interval or test can be told."
+G = ", and g, the effect in standard deviations of the differences (Hedges)"
 PAIRED = (
-    "paired by seed: mean ± half the width of its 95 % t-interval, and g, the effect in standard deviations of the differences "
-    "(Hedges). A * marks p below 0.05 after Holm's correction for all differences of this table; intervals are not widened. "
-    "Where all seeds agree it says equal, which is no test."
+    f"paired by seed: mean ± half the width of its 95 % t-interval{G}. A * marks p below 0.05 after Holm's correction for all "
+    "differences of this table; intervals are not widened. Where all seeds agree it says equal, which is no test."
 )
 EQUAL, EVERY = "equal", "any two"
 
@@ -323,7 +323,8 @@ def gets_back(tables: Tables) -> Iterator[str]:
 
 def _paired(tables: Tables) -> str:
     """Return how differences are told."""
-    return PAIRED if tables.study["seed"].nunique() > 1 else ONE_SEED
+    seeds = tables.study["seed"].nunique()
+    return ONE_SEED if seeds < 2 else PAIRED.replace(G, "") if seeds < 3 else PAIRED
 
 
 def _costs(tables: Tables, column: str) -> Grid | None:
@@ -492,7 +493,7 @@ def _cell(result: Difference, p: float) -> str:
         return EQUAL
     star = " *" if p < LEVEL else ""
     spread = f" ± {result.half:.3f}{star}" if np.isfinite(result.half) else ""
-    return f"{_signed(result.mean, 3):+.3f}{spread}{_effect(result.effect)}"
+    return f"{_signed(result.mean, 3)}{spread}{_effect(result.effect)}"
 
 
 def _p(value: float) -> str:
@@ -502,16 +503,17 @@ def _p(value: float) -> str:
 def _effect(value: float) -> str:
     if math.isnan(value):
         return ""
-    return f", g {_signed(value, 1):+.1f}" if abs(value) < LARGEST else f", |g| > {LARGEST}"
+    return f", g {_signed(value, 1)}" if abs(value) < LARGEST else f", |g| > {LARGEST}"
 
 
 def _part(value: Share) -> str:
     if not np.isfinite(value.part):
         return MISSING
-    part, low, high = (f"{_signed(100 * each, 0):.0f}" for each in value)
+    part, low, high = (_signed(100 * each, 0).lstrip("+") for each in value)
     return f"{part} % ({low} to {high})"
 
 
-def _signed(value: float, digits: int) -> float:
-    """Return a number rounded to so many digits, of which 0 has no sign."""
-    return round(value, digits) + 0.0
+def _signed(value: float, digits: int) -> str:
+    """Return a number to so many digits with its sign, of which 0 has none."""
+    text = f"{value:+.{digits}f}"
+    return text.lstrip("+-") if not float(text) else text

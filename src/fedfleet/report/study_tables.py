@@ -229,12 +229,16 @@ def _row(run: Run, curve: Frame, part: Frame, target: Target | None) -> dict[str
         "completed_share": _share(run, "completed", "merged_stale"),
         "unavailable_share": _share(run, "unavailable"),
     }
-    attempts: Any = pd.Series(run.phases.get("attempt", np.empty(0)), dtype=float)
-    aborted = attempts.groupby(run.phases.get("round", np.empty(0))).max().sum()
-    row |= {"aborted_attempts": int(aborted), "rounds_done": run.rounds_done}
+    row |= {"aborted_attempts": aborted(run), "rounds_done": run.rounds_done}
     sent = {name: int(run.total(name) or 0) for name in ("floats_up", "floats_down", *SENT[1:])}
     row |= {"floats": sent["floats_up"] + sent["floats_down"], **{name: sent[name] for name in SENT[1:]}}
     return row | {"virtual_s": run.total("virtual_s"), "seconds": run.summarised("seconds")}
+
+
+def aborted(run: Run) -> int:
+    """Attempts at rounds that were aborted."""
+    attempts: Any = pd.Series(run.phases.get("attempt", np.empty(0)), dtype=float)
+    return int(attempts.groupby(run.phases.get("round", np.empty(0))).max().sum())
 
 
 def _share(run: Run, *counts: str) -> float:
