@@ -580,10 +580,10 @@ def test_a_cutoff_that_is_not_reached_changes_no_weight_of_either_phase():
 
 def test_options_that_a_kind_does_not_have_are_refused():
     for options, line in (
-        ({"kind": "mifa", "chances": True}, "chances=True is not for mifa, which takes start"),
+        ({"kind": "mifa", "chances": True}, "chances=True is not for mifa: leave it out"),
         ({"kind": "fedau", "cap": 9.0}, "cap=9.0 is not for fedau"),
         ({"kind": "known_p", "cutoff": None}, "cutoff=None is not for known_p"),
-        ({"kind": "fedvarp", "cap": 9.0}, "cap=9.0 is not for fedvarp, which takes chances"),
+        ({"kind": "fedvarp", "cap": 9.0}, "cap=9.0 is not for fedvarp: leave it out"),
         ({"count": "invitations"}, "count=invitations is not for none"),
         ({"kind": "fedau", "pool": "domain"}, "pool=domain: it counts invitations"),
         ({"kind": "fedau", "count": "invitations", "pool": "domain", "cutoff": 9}, "cutoff=9 is not for fedau"),
