@@ -86,7 +86,7 @@ class Torchs(NamedTuple):
     options: Mapping[str, str] = MappingProxyType({})
     fixed: Mapping[str, Any] = MappingProxyType({})
     needed: str | None = None
-    """Of its options that which has no default in torch."""
+    """The one of its options that has no default in torch."""
 
 
 class ByName(Options):

@@ -322,7 +322,6 @@ def report(
 ) -> None:
     """Write one report on one or several runs."""
     check_paper(paper, width, tuned)
-    from fedfleet.commands import publish
     from fedfleet.config.resolve import parse_until
     from fedfleet.experiments import campaign
     from fedfleet.report import run_folders, write_report
@@ -337,6 +336,8 @@ def report(
     try:
         wanted = None if target is None else Target(*parse_until(target, "--target"))
         if tuned is not None:
+            from fedfleet.commands import publish
+
             publish.check(runs, tuned)
         varied = campaign.tables(runs[0], wanted) if len(runs) == 1 else None
         if varied is None:
@@ -345,6 +346,8 @@ def report(
             config = text_of(runs[0] / campaign.CAMPAIGN, YAML_BYTES)
             written = write_study_report(varied, out or runs[0], config)
         if paper:
+            from fedfleet.commands import publish
+
             if varied is None:
                 publish.runs(runs, out or runs[0], width, tuned)
             else:

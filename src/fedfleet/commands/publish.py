@@ -166,19 +166,23 @@ def _shared(groups: Mapping[str, Sequence[Run]], say: Any) -> Iterator[str]:
             yield text if len(by_text) == 1 else f"{escape(joined(labels))}: {text}"
 
 
-def _section(run: Run, key: str) -> dict[str, Any]:
+def _at(run: Run, key: str) -> Any:
+    """Return what stands at a dotted key of a run's configuration; None where there is nothing."""
     result: Any = run.config
     for part in key.split("."):
         result = result.get(part) if isinstance(result, dict) else None
+    return result
+
+
+def _section(run: Run, key: str) -> dict[str, Any]:
+    result = _at(run, key)
     result = result.get("own", result) if isinstance(result, dict) else result
     return result if isinstance(result, dict) else {"name": result} if isinstance(result, str) else {}
 
 
 def _is_own(run: Run, key: str) -> bool:
     """Whether a part was made in Python, of which there are no options, but what describes it."""
-    result: Any = run.config
-    for part in key.split("."):
-        result = result.get(part) if isinstance(result, dict) else None
+    result = _at(run, key)
     return isinstance(result, dict) and "own" in result
 
 
@@ -272,13 +276,13 @@ def _task(run: Run) -> str:
     task, size = _section(run, "task"), run.summarised("model_floats")
     model = f", with {_code(str(task['model']))}" if task.get("model") else ""
     hidden = task.get("hidden") if task.get("model") in HIDDEN else None
-    loss = "; the loss is cross-entropy" * (_name(task) == "classification")
+    entropy = "; the loss is cross-entropy" * (_name(task) == "classification")
     widths = f" (hidden {plain_value(hidden)})" if hidden else ""
     numbers = f" of {size:,.0f} numbers" if size else ""
     chosen = {k: v for k, v in _chosen("task", task).items() if k not in ("model", "hidden", "options")}
     if _is_own(run, "task"):
         chosen = {} if (loss := own_loss.read(run)) is None else {"loss": loss.told()}
-    return f"The task is {_code(_name(task))}{model}{widths}{numbers}{loss}{f'; {_told(chosen)}' if chosen else ''}"
+    return f"The task is {_code(_name(task))}{model}{widths}{numbers}{entropy}{f'; {_told(chosen)}' if chosen else ''}"
 
 
 def _evaluation(run: Run) -> str:

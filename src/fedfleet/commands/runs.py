@@ -28,7 +28,7 @@ FIRST = ("folder", "label", "seed", "status")
 METRICS = 2  # final metrics that a terminal shows unless asked for others
 NAMES = ("name", "kind")
 OF_RUN = "run."
-"""What is before the name of a run's column where a table of runs has one of that name."""
+"""Prefix of a run's column where a table of runs has one of that name."""
 FOUND, FILES, PLACE = "found", "files", "place_of_run"
 """What the rows of runs, and of one of their tables, are called in queries; and the column by which these keep their order."""
 STRING = r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\""

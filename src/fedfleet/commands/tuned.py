@@ -38,7 +38,7 @@ Configs = Mapping[str, Sequence[Mapping[str, Any]]]
 
 @dataclass(frozen=True)
 class Winner:
-    """What a search chose.
+    """The choice of a search.
 
     Attributes:
         label: whose search it was; empty for the one search of a configuration without labels.

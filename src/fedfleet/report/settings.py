@@ -91,7 +91,7 @@ def settings(
 
 
 def _of_label(runs: Sequence[Run]) -> dict[str, Any]:
-    """What was chosen in the first of the runs, and of others what only they have, such as the options of a kind that varies."""
+    """Return what was chosen in the first run, and of others what only they have, such as options of a kind that varies."""
     result: dict[str, Any] = {}
     for run in runs:
         result = _chosen(run) | result
@@ -99,7 +99,7 @@ def _of_label(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _chosen(run: Run) -> dict[str, Any]:
-    """What was chosen: without what means nothing beside it, and the partition of data that nobody dealt."""
+    """Return what was chosen: without what means nothing beside it, and the partition of data that nobody dealt."""
     result = identity(run)
     sections = {
         key.partition("theory.")[0] for key in result if key.startswith(("algorithm.theory.", "algorithm.of.theory."))

@@ -301,12 +301,13 @@ def gets_back(tables: Tables) -> Iterator[str]:
     reference, labels = tables.reference, tables.other_labels
     if not labels or not tables.metrics or not treats(tables):
         return
-    if all(each.cost.pairs < 2 for each in recovered(tables)):
+    every_one = recovered(tables)
+    if all(each.cost.pairs < 2 for each in every_one):
         return
-    clear = [each for each in recovered(tables) if each.p < LEVEL and each.cost.mean > 0]
+    clear = [each for each in every_one if each.p < LEVEL and each.cost.mean > 0]
     if not clear:
         key = next(iter(tables.varied))
-        tests = sum(not each.result.same for each in by_value(tables, _column(tables)))
+        tests = sum(not each.result.same and not each.again for each in by_value(tables, _column(tables)))
         then = "shares won back rest on single intervals" if recovers(tables) else "nobody can be said to get it back"
         yield (
             f"At no single value of {key} is the cost for {reference} beyond the spread of the seeds by Holm's correction for "
@@ -469,21 +470,21 @@ def _tested(
 
     ``base`` is the value of the first key that others are compared with, where they are.
     """
-    key, *others = tables.varied
+    key = next(iter(tables.varied))
+
+    def same(label: str, point: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return what is the same for differences of one label that have the same results at both ends."""
+        ends = [point] if base is None else [point, {**point, key: base}]
+        return label, *(tables.original[tuple(end[name] for name in tables.varied)] for end in ends)
+
     results, first = [difference(values) for *_, values in differences], dict[Any, int]()
-    for i, (label, point, _) in enumerate(differences):
-        ends = [point] if base is None else [point, {**point, key: base}]
-        of = tuple(tables.original[tuple(end[name] for name in (key, *others))] for end in ends)
-        first.setdefault((label, *of), i)
-    own = sorted(first.values())
+    at = [first.setdefault(same(label, point), i) for i, (label, point, _) in enumerate(differences)]
+    own = list(first.values())
     adjusted = dict(zip(own, holm([results[i].p for i in own]), strict=True))
-    result = []
-    for i, (label, point, _) in enumerate(differences):
-        ends = [point] if base is None else [point, {**point, key: base}]
-        of = tuple(tables.original[tuple(end[name] for name in (key, *others))] for end in ends)
-        at = first[(label, *of)]
-        result.append(Comparison(kind, label, reference, point, results[i], adjusted[at], at != i))
-    return result
+    return [
+        Comparison(kind, label, reference, point, results[i], adjusted[at[i]], again=at[i] != i)
+        for i, (label, point, _) in enumerate(differences)
+    ]
 
 
 def _cell(result: Difference, p: float) -> str:

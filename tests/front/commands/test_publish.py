@@ -111,6 +111,19 @@ def test_methods_tell_options_that_are_no_defaults_and_those_alone(runs: fedflee
         assert says in told
 
 
+def test_a_task_of_ones_own_is_told_with_torchs_loss(tmp_path: Path) -> None:
+    loss = {
+        "function": "torch.nn.functional.cross_entropy",
+        "options": {"weight": "float32 (2,)", "label_smoothing": 0.1},
+    }
+    for given, says in ((loss, "; loss cross\\_entropy (with weight, label smoothing 0.1)."), ({}, ".")):
+        summary = {"status": "finished", "own": {"task": {"options": given}}}
+        run = make_run(
+            tmp_path / str(len(given)), config={"task": {"own": {"name": "net"}}, "rounds": 1}, summary=summary
+        )
+        assert f"The task is \\texttt{{net}}{says}\n" in publish.methods({"x": [read(run)]}, None, None)
+
+
 def test_runs_give_their_table_in_latex(runs: fedfleet.Runs) -> None:
     made = runs.latex(["accuracy"], caption="Ours.", label="tab:a")
     assert made.count(r"$\pm$") == 3
