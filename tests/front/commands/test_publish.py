@@ -14,6 +14,7 @@ import yaml
 
 import fedfleet
 from fedfleet.commands import publish, tuned
+from fedfleet.commands.methods import paragraph
 from fedfleet.report.tables import read
 from tests.front.report.report_runs import make_run
 
@@ -89,7 +90,7 @@ def test_what_is_written(runs: fedfleet.Runs, tmp_path: Path, command) -> None:
 
 @pytest.mark.slow
 def test_methods_tell_options_that_are_no_defaults_and_those_alone(runs: fedfleet.Runs, tmp_path: Path) -> None:
-    plain = publish.methods({"x": [read(runs[0].folder)]}, None, None)
+    plain = paragraph({"x": [read(runs[0].folder)]}, None, None)
     assert "momentum" not in plain
     assert "weight" not in plain
     assert "No search for learning rates is on record" in plain
@@ -101,7 +102,7 @@ def test_methods_tell_options_that_are_no_defaults_and_those_alone(runs: fedflee
         "algorithm": {"name": "fedavg", "client_optimizer": {"name": "sgd", "momentum": 0.9, "beta1": 0.9, "state": "reset"}},
         "rounds": 3, "evaluation": {"every": 2}, "selection": {"kind": "uniform"}, "seed": 0,
     }  # fmt: skip
-    told = publish.methods({"x": [read(make_run(tmp_path / "whole", config=whole))]}, None, None)
+    told = paragraph({"x": [read(make_run(tmp_path / "whole", config=whole))]}, None, None)
     for says in (
         r"\texttt{mlp} (hidden [32, 16])", "the server invites all 4 clients, and waits for all that are online;",
         "client optimizer sgd (momentum 0.9))",
@@ -121,7 +122,7 @@ def test_a_task_of_ones_own_is_told_with_torchs_loss(tmp_path: Path) -> None:
         run = make_run(
             tmp_path / str(len(given)), config={"task": {"own": {"name": "net"}}, "rounds": 1}, summary=summary
         )
-        assert f"The task is \\texttt{{net}}{says}\n" in publish.methods({"x": [read(run)]}, None, None)
+        assert f"The task is \\texttt{{net}}{says}\n" in paragraph({"x": [read(run)]}, None, None)
 
 
 def test_runs_give_their_table_in_latex(runs: fedfleet.Runs) -> None:

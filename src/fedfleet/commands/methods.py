@@ -1,0 +1,283 @@
+"""Paragraph on methods, in LaTeX, from the configurations and tables of what ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fedfleet.commands import tuned
+from fedfleet.commands.options_told import (
+    NAMES,
+    about,
+    code,
+    in_words,
+    is_own,
+    name_of,
+    options_chosen,
+    options_set,
+    section_of,
+    with_options,
+)
+from fedfleet.commands.references import DEMSAR, FIELLER, HEDGES, HOLM, papers_of, papers_of_tests
+from fedfleet.config.schema import SECTIONS
+from fedfleet.report import own_loss, variance
+from fedfleet.report.latex import escape
+from fedfleet.report.settings import HIDDEN, OF_CLIENTS
+from fedfleet.report.significance import LEVEL, POWER
+from fedfleet.report.study_tables import DONE, WORST, Tables, aborted
+from fedfleet.report.tables import Run
+from fedfleet.report.traps import counted, worst_recalls
+from fedfleet.report.words import count, joined, plain_value, share
+
+OPTIMIZERS = ("client_optimizer", "optimizer")
+FIRST = ("lr", "dual_lr", "batch_size", "steps", "epochs", *OPTIMIZERS)
+"""Options of an algorithm that are told whether or not they are the defaults."""
+FEATURES = ("attack", "transforms", "privacy", "example_privacy", "secure_aggregation")
+
+
+def paragraph(groups: Mapping[str, Sequence[Run]], found: Tables | None, search: tuned.Search | None) -> str:
+    """Return a paragraph in LaTeX that says what ran, from the configurations of runs by label, and the tables of a study."""
+    every = [run for of in groups.values() for run in of]
+    varied = {} if found is None else found.varied
+    over = [f"{code(key)} over {joined(_values(key, values, varied, every))}" for key, values in varied.items()]
+    parts = [
+        *_shared(groups, lambda run: f"Data are {_data(run, every)}."),
+        *_shared(groups, lambda run: f"{_task(run)}."),
+        *_shared(groups, lambda run: f"{_participation(run)}."),
+        *(f"{escape(label)} is {_algorithm(of[0])}." for label, of in groups.items()),
+        _weights(groups),
+        *_shared(groups, lambda run: f"{_evaluation(run)}."),
+        *_shared(groups, _features),
+        f"We vary {joined(over)}; what is said above is the first value." if over else "",
+        *(_of_runs(every) if found is None else _of_study(found)),
+        *_tuned(groups, search),
+        *_seeds(every),
+        *_tests(groups, found),
+        _versions(every),
+    ]
+    return "\n".join(filter(None, parts)) + "\n"
+
+
+def _values(key: str, values: Sequence[Any], varied: Mapping[str, Any], runs: Sequence[Run]) -> list[str]:
+    """Return the values of a key that varies; names of a section's kinds with the options that go with them."""
+    section, _, last = key.rpartition(".")
+    if last not in NAMES or section not in SECTIONS:
+        return [escape(plain_value(value)) for value in values]
+    told = []
+    for value in values:
+        given = next((found for run in runs if name_of(found := section_of(run, section)) == value), {})
+        told.append(
+            with_options(str(value), {k: v for k, v in options_set(given).items() if f"{section}.{k}" not in varied})
+        )
+    return told
+
+
+def _weights(groups: Mapping[str, Sequence[Run]]) -> str:
+    """Say how clients count, and in which labels where they differ in it."""
+    how = counted(groups)
+    told = [f"{weight} in {escape(joined(labels))}" if len(how) > 1 else weight for weight, labels in how.items()]
+    return f"Clients count {'; '.join(told)}." if how else ""
+
+
+def _shared(groups: Mapping[str, Sequence[Run]], say: Any) -> Iterator[str]:
+    """Yield what is said of the first run of each label, once where it is the same for all."""
+    by_text: dict[str, list[str]] = {}
+    for label, of in groups.items():
+        by_text.setdefault(say(of[0]), []).append(label)
+    for text, labels in by_text.items():
+        if text:
+            yield text if len(by_text) == 1 else f"{escape(joined(labels))}: {text}"
+
+
+def _data(run: Run, every: Sequence[Run]) -> str:
+    dataset, population = section_of(run, "population.dataset"), section_of(run, "population")
+    clients = population.get("clients")
+    many = f"{clients:,} clients" if isinstance(clients, int) else "clients"
+    own = is_own(run, "population.dataset")
+    whose = with_options(name_of(dataset), {} if own else options_chosen("population.dataset", dataset))
+    sizes = [of for each in every if (of := each.section("client_examples")) and _dealt_as(each) == _dealt_as(run)]
+    if sizes:
+        low, high = f"{min(of['least'] for of in sizes):,}", f"{max(of['most'] for of in sizes):,}"
+        over = " over all seeds" * (population.get("partition_seed") == variance.PAIRED)
+        many += f" of {low} training examples" if low == high else f" of {low} to {high} training examples{over}"
+    if run.summary.get("dealt") is False:
+        return f"{whose}, which come in {many}"
+    partition = section_of(run, "population.partition")
+    how = with_options(name_of(partition), options_set(partition))
+    return f"{whose}, dealt to {many} by the partition {how}{about('population.partition', partition)}"
+
+
+def _dealt_as(run: Run) -> Any:
+    """Return what decides who has which examples, but for the seed."""
+    population = section_of(run, "population")
+    return [population.get(key) for key in ("dataset", "partition", "partition_seed", "clients")]
+
+
+def _task(run: Run) -> str:
+    task, size = section_of(run, "task"), run.summarised("model_floats")
+    model = f", with {code(str(task['model']))}" if task.get("model") else ""
+    hidden = task.get("hidden") if task.get("model") in HIDDEN else None
+    entropy = "; the loss is cross-entropy" * (name_of(task) == "classification")
+    widths = f" (hidden {plain_value(hidden)})" if hidden else ""
+    numbers = f" of {size:,.0f} numbers" if size else ""
+    chosen = {k: v for k, v in options_chosen("task", task).items() if k not in ("model", "hidden", "options")}
+    if is_own(run, "task"):
+        chosen = {} if (loss := own_loss.read(run)) is None else {"loss": loss.told()}
+    return (
+        f"The task is {code(name_of(task))}{model}{widths}{numbers}{entropy}{f'; {in_words(chosen)}' if chosen else ''}"
+    )
+
+
+def _evaluation(run: Run) -> str:
+    every, tested = run.get("evaluation", "every"), run.section("examples").get("tested_on")
+    when = (
+        "every round"
+        if every == 1
+        else f"every {every} rounds and after the last"
+        if isinstance(every, int)
+        else "the last round"
+    )
+    on = f", on {escape(str(tested))}" if tested else ""
+    aside = run.get("evaluation", "validation")
+    kept = f"; {escape(share(aside))} of the training examples are kept aside for validation" if aside else ""
+    own = run.get("population", "held_out")
+    kept += f"; {escape(share(own))} of each client's examples are kept from its work, to measure on" if own else ""
+    return f"Models are evaluated after {when}{on}{kept}"
+
+
+def _participation(run: Run) -> str:
+    online, chosen, cohort = (section_of(run, key) for key in ("availability", "selection", "cohort"))
+    rounds = run.config.get("rounds")
+    how = f"{with_options(name_of(online), options_set(online))}{about('availability', online)}"
+    by = f"by {with_options(name_of(chosen), options_chosen('selection', chosen))}{about('selection', chosen)}"
+    by = "uniformly at random" if name_of(chosen) == "uniform" else by
+    who = f"all {cohort.get('size')} clients" if variance.everybody(run) else f"{cohort.get('size')} clients {by}"
+    limit = f", with a deadline of {cohort['deadline_s']:g} s" if cohort.get("deadline_s") else ""
+    wait_for = cohort.get("wait_for") or "all"
+    waits = f", and waits for {'all that are online' if wait_for == 'all' else escape(str(wait_for))}"
+    invites = f"the server invites {who}{waits}{limit}"
+    if name_of(online) == "always":
+        invites = invites.replace(", and waits for all that are online", "")
+        return f"In each of {rounds:,} rounds {invites}; all are online"
+    return f"In each of {rounds:,} rounds {invites}; who is online follows {how}. {_aborted(cohort)}"
+
+
+def _aborted(cohort: Mapping[str, Any]) -> str:
+    """Say what follows where too few answer."""
+    least = cohort.get("min_responses", 1)
+    few = "nobody answers" if least == 1 else f"fewer than {least} clients answer"
+    if cohort.get("on_abort") == "skip":
+        return f"A round in which {few} counts as done, and is not tried again"
+    if (attempts := cohort.get("attempts", 10)) == 1:
+        return f"A round in which {few} ends the run"
+    return f"A round in which {few} is tried again, in up to {attempts} attempts"
+
+
+def _algorithm(run: Run) -> str:
+    options = section_of(run, "algorithm")
+    told = with_options(name_of(options), _of_algorithm(options))
+    inner = section_of(run, "algorithm.of")
+    if inner.get("name"):
+        told += f" around {with_options(name_of(inner), _of_algorithm(inner))}"
+    keys = ", ".join(paper.key for paper in papers_of(run))
+    return f"{told}{f' {chr(92)}cite{{{keys}}}' if keys else ''}"
+
+
+def _of_algorithm(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of an algorithm that are told; how clients count has a sentence of its own."""
+    result = {key: value for key, value in options_chosen("algorithm", options, FIRST).items() if key != "weight"}
+    every, usual = {option for several in OF_CLIENTS.values() for option in several}, {"state": "reset"}
+    for key in OPTIMIZERS:
+        if isinstance(how := result.get(key), Mapping):
+            others = every.difference(OF_CLIENTS.get(name_of(how), ()))
+            result[key] = {k: v for k, v in how.items() if k not in others and v and v != usual.get(k)}
+    return result
+
+
+def _features(run: Run) -> str:
+    told = []
+    for key in FEATURES:
+        section = {k: v for k, v in section_of(run, key).items() if v not in (None, [], {})}
+        if section and name_of(section) != "none":
+            told.append(f"{escape(key.replace('_', ' '))} {in_words(section) or escape(name_of(section))}")
+    return f"Besides: {'; '.join(told)}." if told else ""
+
+
+def _tuned(groups: Mapping[str, Sequence[Run]], search: tuned.Search | None) -> Iterator[str]:
+    """Yield what there is to say of a search, and how it ran where that was otherwise than what is told of."""
+    if search is None:
+        yield "No search for learning rates is on record."
+        return
+    yield from tuned.sentences(search, configs(groups), code)
+
+
+def configs(groups: Mapping[str, Sequence[Run]]) -> tuned.Configs:
+    return {label: [run.config for run in of] for label, of in groups.items()}
+
+
+def _seeds(runs: Sequence[Run]) -> Iterator[str]:
+    seeds = sorted({run.seed for run in runs if isinstance(run.seed, int)})
+    if len(seeds) == 1:
+        yield f"The seed is {seeds[0]}."
+    elif seeds:
+        yield f"Seeds are {escape(joined(list(map(str, seeds))))}; results are mean and sample standard deviation over them."
+    if (held := variance.held(runs, advice=False)) is not None:
+        yield escape(held)
+
+
+def _of_runs(every: Sequence[Run]) -> Iterator[str]:
+    """Yield what came of runs that are no study."""
+    yield from _came(bool(worst_recalls(every)), sum(map(aborted, every)))
+
+
+def _came(worst: bool, late: int) -> Iterator[str]:
+    if worst:
+        yield "The worst recall is the least share of a class's test examples that the last model finds."
+    if late:
+        yield f"In all runs {count(late, 'attempt')} at rounds were aborted; their time and traffic count."
+
+
+def _of_study(found: Tables) -> Iterator[str]:
+    """Yield what was asked of a study, and what of it went wrong."""
+    if found.target is not None:
+        yield f"The cost of reaching {escape(str(found.target))} is what it took up to the first evaluation that found it reached."
+        if known := [run for run in found.runs if run is not None]:
+            devices = section_of(known[0], "devices")
+            made = with_options(name_of(devices), options_chosen("devices", devices))
+            yield f"Virtual seconds are of simulated devices, {made}."
+    failed = int((~found.study["status"].isin(DONE)).sum())
+    late = int(found.study["aborted_attempts"].sum()) if "aborted_attempts" in found.study else 0
+    if failed:
+        yield f"Of {count(len(found.study), 'run')}, {failed} failed, and do not count."
+    yield from _came(WORST in found.study, late)
+
+
+def _tests(groups: Mapping[str, Sequence[Run]], found: Tables | None) -> Iterator[str]:
+    keys = {paper.key for paper in papers_of_tests(groups, found)}
+    if HOLM.key in keys:
+        yield rf"Differences are paired by seed and tested by two-sided t-tests with Holm's correction \cite{{{HOLM.key}}}."
+    if HOLM.key in keys and found is not None:
+        against = f"Labels are compared with {escape(found.reference)}. " if len(found.labels) > 1 else ""
+        yield f"{against}What agrees on every seed is no test."
+    if HEDGES.key in keys:
+        yield rf"Effect sizes are Hedges' g of the paired differences \cite{{{HEDGES.key}}}."
+    if FIELLER.key in keys:
+        yield rf"Shares of a loss that are won back have Fieller's intervals \cite{{{FIELLER.key}}}."
+    if DEMSAR.key in keys:
+        yield rf"Ranks over conditions are compared by Friedman's and Nemenyi's tests \cite{{{DEMSAR.key}}}."
+    if found is not None and found.sought is not None and HOLM.key in keys:
+        yield (
+            f"Seeds needed for a difference of {found.sought:g} are those of a paired t-test at {escape(share(LEVEL))} with "
+            f"{escape(share(POWER))} power, by the spread seen."
+        )
+
+
+def _versions(runs: Sequence[Run]) -> str:
+    packages: dict[str, dict[str, None]] = {}
+    for run in runs:
+        known = {"Python": run.environment.get("python"), **(run.environment.get("packages") or {})}
+        for name in ("fedfleet", "torch", "Python"):
+            if known.get(name):
+                packages.setdefault(name, {})[str(known[name])] = None
+    told = [f"{name} {' and '.join(several)}" for name, several in packages.items()]
+    return rf"All runs are simulated with fedfleet \cite{{fedfleet}}: {escape(joined(told))}." if told else ""

@@ -1,0 +1,104 @@
+"""Options of a run's parts, in words and LaTeX: those that a reader of a paper needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from fedfleet.config.schema import SECTIONS
+from fedfleet.report.latex import escape
+from fedfleet.report.tables import Run
+from fedfleet.report.words import plain_value
+
+UNTOLD = ("name", "kind", "of", "sha256", "digest", "source", "min_size")
+"""Keys that are no options, or are told elsewhere."""
+NAMES = ("name", "kind")
+
+
+def _at(run: Run, key: str) -> Any:
+    """Return what stands at a dotted key of a run's configuration; None where there is nothing."""
+    result: Any = run.config
+    for part in key.split("."):
+        result = result.get(part) if isinstance(result, dict) else None
+    return result
+
+
+def section_of(run: Run, key: str) -> dict[str, Any]:
+    """Return a section of a run's configuration; of a part made in Python, what describes it."""
+    result = _at(run, key)
+    result = result.get("own", result) if isinstance(result, dict) else result
+    return result if isinstance(result, dict) else {"name": result} if isinstance(result, str) else {}
+
+
+def is_own(run: Run, key: str) -> bool:
+    """Whether a part was made in Python, of which there are no options, but what describes it."""
+    result = _at(run, key)
+    return isinstance(result, dict) and "own" in result
+
+
+def name_of(section: Mapping[str, Any]) -> str:
+    """Return the name of a section's part."""
+    return str(section.get("name", section.get("kind", "one of our own")))
+
+
+def options_chosen(key: str, section: Mapping[str, Any], always: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the options of a named section: first those told always, then others that are not the defaults.
+
+    Of an option that is a section itself only what is not the default is left, and its name.
+    """
+    of = SECTIONS.get(key)
+    entry = of.registry.get(name_of(section)) if of is not None else None
+    fields = {} if entry is None else entry.options.model_fields
+    result = {option: section[option] for option in always if section.get(option) is not None}
+    for option, value in section.items():
+        if option in UNTOLD or option in always or value in (None, [], {}):
+            continue
+        default: Any = fields[option].get_default(call_default_factory=True) if option in fields else None
+        default = default.model_dump(mode="json") if isinstance(default, BaseModel) else default
+        if isinstance(value, Mapping) and isinstance(default, Mapping):
+            value = {k: v for k, v in value.items() if v != default.get(k) or (k in NAMES and value != default)}
+        if value != default and value not in ({}, None):
+            result[option] = value
+    return result
+
+
+def options_set(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all options of a section that are set: of partitions and availability, defaults matter, too."""
+    return {option: value for option, value in section.items() if option not in UNTOLD and value not in (None, [], {})}
+
+
+def in_words(options: Mapping[str, Any]) -> str:
+    """Return options in words; of a section of options its name, and below it its numbers and words."""
+    words = []
+    for option, value in options.items():
+        if isinstance(value, Mapping):
+            inner = {k: v for k, v in value.items() if k not in UNTOLD and v is not None}
+            more = f" ({in_words(inner)})" if inner else ""
+            words.append(f"{_words(option)} {escape(name_of(value))}{more}")
+        else:
+            words.append(f"{_words(option)} {escape(plain_value(value))}")
+    return ", ".join(words)
+
+
+def _words(option: str) -> str:
+    return {"lr": "learning rate", "dual_lr": "dual learning rate"}.get(option, escape(option.replace("_", " ")))
+
+
+def with_options(name: str, options: Mapping[str, Any]) -> str:
+    """Return a name as code, and its options in brackets."""
+    return f"{code(name)}{f' ({in_words(options)})' if options else ''}"
+
+
+def about(key: str, section: Mapping[str, Any]) -> str:
+    """Return what a part is in the words of its registry, after a colon; nothing of one's own part."""
+    of = SECTIONS.get(key)
+    entry = of.registry.get(name_of(section)) if of is not None else None
+    text = "" if entry is None else entry.about.rstrip(".")
+    return f": {escape(text[0].lower() + text[1:])}" if text else ""
+
+
+def code(name: str) -> str:
+    """Return a name in LaTeX as it stands in a configuration."""
+    return rf"\texttt{{{escape(name)}}}"
