@@ -12,6 +12,8 @@ from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.signals import put_off
 
 TERMINATED = 143
+PAPER = "paper"
+"""Folder of the files for a paper, in that of the report."""
 
 
 def there(path: Path) -> Path:
@@ -60,6 +62,12 @@ def check_paper(paper: bool, width: float | None, tuned: Path | None) -> None:
         from fedfleet.commands.tuned import read
 
         read(tuned)
+
+
+def tell_of_paper(out: Path) -> None:
+    """Say that the files of a paper in a folder are older than the results that were just written beside them."""
+    if (out / PAPER).is_dir():
+        typer.echo(f"{out / PAPER}: written by an earlier command: add --paper to write it anew")
 
 
 def loaded(config: Path, overrides: list[str] | None, *, trust: bool = False) -> Any:

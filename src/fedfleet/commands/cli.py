@@ -26,6 +26,7 @@ from fedfleet.commands.arguments import (
     WidthArg,
     check_paper,
     loaded,
+    tell_of_paper,
     there,
 )
 from fedfleet.commands.terminal import AGAIN, INTERRUPTED, Interrupted, apart, interruptible, print_json, progress, wide
@@ -356,6 +357,8 @@ def report(
             print_json(_ended(written.parent, True, run_folders(runs)))
         else:
             typer.echo(written)
+            if not paper:
+                tell_of_paper(written.parent)
     except ValueError as e:
         raise ConfigError(str(e)) from None
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedfleet.commands import methods, tuned
+from fedfleet.commands.arguments import PAPER
 from fedfleet.commands.methods import configs
 from fedfleet.commands.references import bibliography
 from fedfleet.files.writing import write_text
@@ -15,8 +16,6 @@ from fedfleet.report.groups import grouped
 from fedfleet.report.study_tables import Tables
 from fedfleet.report.tables import Run
 from fedfleet.simulator.errors import ConfigError, one_line
-
-FOLDER = "paper"
 
 
 def runs(folders: Sequence[Path], out: Path, width: float | None = None, chosen: Path | None = None) -> list[Path]:
@@ -47,7 +46,7 @@ def study(found: Tables, out: Path, width: float | None = None, chosen: Path | N
 def _written(
     out: Path, draw: Any, groups: Mapping[str, Sequence[Run]], found: Tables | None, chosen: Path | None
 ) -> list[Path]:
-    search, paper = None if chosen is None else tuned.read(chosen), out / FOLDER
+    search, paper = None if chosen is None else tuned.read(chosen), out / PAPER
     try:
         files = draw(paper)
         write_text(paper / "methods.tex", methods.paragraph(groups, found, search))

@@ -196,7 +196,7 @@ def _said(where: str, error: str, names: Sequence[str]) -> str:
             return f"--where={where!r}: double quotes are of columns, and {name} is none: write text as '{name}'"
         if re.search(rf"[=<>]\s*{re.escape(name)}(?![\w.(])", where):
             return f"--where={where!r}: {name} is no column: if it is text, quote it: '{name}'"
-        meant = re.search(rf"(?<![\w.]){re.escape(name)}\.[\w./]*", where)
+        meant = re.search(rf"(?<![\w./]){re.escape(name)}[./][\w./]*", where)
         return unknown("--where", meant[0] if meant else name, list(dict.fromkeys(names)))
     first = one_line(error.split("\n")[0])
     return f"--where={where!r}: no expression in SQL ({first}): write such as \"algorithm = 'fedavg' and seed < 3\""

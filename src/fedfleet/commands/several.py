@@ -19,6 +19,7 @@ from fedfleet.commands.arguments import (
     WidthArg,
     check_paper,
     loaded,
+    tell_of_paper,
     there,
 )
 from fedfleet.commands.terminal import interruptible, print_json, progress, results, wide
@@ -88,6 +89,8 @@ def study(
         from fedfleet.commands import publish
 
         publish.study(tables, out, width, tuned)
+    else:
+        tell_of_paper(out)
     from fedfleet.report.study_comparisons import needed
     from fedfleet.report.study_page import answers, finals
 

@@ -84,6 +84,7 @@ def test_what_is_written(runs: fedfleet.Runs, tmp_path: Path, command) -> None:
         assert says in methods
     head = (paper / "results.csv").read_text().splitlines()[0].split(",")
     assert head[-2:] == ["worst_recall mean", "worst_recall sd"]
+    assert "add --paper" in command("report", runs.folder, "--out", tmp_path / "one")[1]  # what is there is older now
     keys = {key for cited in re.findall(r"\\cite\{(.*?)\}", methods) for key in cited.split(", ")}
     assert keys == set(re.findall(r"@\w+\{(.*?),", bib))
 

@@ -119,6 +119,7 @@ REFUSED = [
     (["--where", "algorithm = fedavg"], "quote it: 'fedavg'"),
     (["--where", 'label = "it"'], "write text as 'it'"),
     (["--where", "availability.rat < 0.5"], "--where='availability.rat': unknown; did you mean 'availability.rate'?"),
+    (["--where", "eval/aucc > 0.5"], "--where='eval/aucc': unknown; did you mean 'eval/auc'?"),
     (["--where", "algorithm = "], "--where='algorithm = '"),
     (["--where", "seed = (select count(*) from read_csv('/etc/passwd'))"], "--where="),
     (["--sort", "eval/acu"], "--sort='eval/acu': unknown; did you mean 'eval/auc'?"),
