@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedfleet.config.tuning import Tuning, rungs
 from fedfleet.files import parquet
 from fedfleet.files.documents import YAML_BYTES, leaves, parse, text_of
 from fedfleet.report.latex import escape
@@ -181,18 +182,31 @@ def sentences(search: Search, runs: Configs, code: Callable[[str], str]) -> Iter
     how = search.config["tune"]
     over = joined([f"{code(key)} in {escape(str(value))}" for key, value in (how.get("search") or {}).items()])
     trials = joined(sorted({count(winner.trials, "trial") for winner in used}))
-    seeds = joined(list(map(str, search.config.get("seeds") or [search.config.get("seed", 0)])))
+    of_runs = list(map(str, search.config.get("seeds") or [search.config.get("seed", 0)]))
     each = " each" if len(used) > 1 else ""
-    stops = STOPS.get(str(how.get("scheduler", "sha")), str(how.get("scheduler")))
+    ran = f"{trials}, {_rungs(how, used)}, {'seed' if len(of_runs) == 1 else 'seeds'} {joined(of_runs)}"
     yield (
         f"Hyper-parameters of {escape(joined(of))} were chosen by a {escape(str(how.get('searcher', 'random')))} search{each} "
-        f"({trials}, {escape(stops)}, seeds {seeds}) over {over}, for the best {code(str(how.get('metric')))}{_of(how, used)}."
+        f"({ran}) over {over}, for the best {code(str(how.get('metric')))}{_of(how, used)}."
     )
     edges = [f"{winner} ({winner.chosen})" for winner in used if winner.edge]
     if edges:
         yield f"At an edge of what was searched are the values of {escape(joined(edges))}."
     yield from _elsewhere(search, runs, chose)
     yield from _otherwise(search, runs, of, code)
+
+
+def _rungs(how: Mapping[str, Any], used: Sequence[Winner]) -> str:
+    """Say which trials went on, and after how many rounds they were compared."""
+    given = Tuning.model_validate(
+        {key: how[key] for key in ("metric", "scheduler", "min_rounds", "reduction") if key in how}
+    )
+    after = {tuple(rungs(given, rounds)) for winner in used if (rounds := winner.config.get("rounds"))}
+    if given.scheduler == "none" or len(after) != 1:
+        return STOPS[given.scheduler]
+    *before, last = after.pop()
+    told = f"after {joined(list(map(str, before)))} of {last} rounds, where one trial in {given.reduction} goes on"
+    return f"{STOPS[given.scheduler]} {told if before else f'with no rung before the {last} rounds are done'}"
 
 
 def _elsewhere(search: Search, runs: Configs, chose: Mapping[str, Sequence[Sequence[Winner]]]) -> Iterator[str]:

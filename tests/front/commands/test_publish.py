@@ -72,7 +72,7 @@ def test_what_is_written(runs: fedfleet.Runs, tmp_path: Path, command) -> None:
         "In each of 2 rounds the server invites 5 clients",
         r"who is online follows \texttt{bernoulli} (rate 0.6)",
         r"A\_B is \texttt{scaffold} (", "learning rate 0.05", r"\cite{karimireddy2020scaffold}", "Seeds are 3 and 4",
-        "The partition is the same for all seeds", r"over \texttt{algorithm.lr} in loguniform(0.01, 1)", "8 trials", "seeds 9",
+        "The partition is the same for all seeds", r"over \texttt{algorithm.lr} in loguniform(0.01, 1)", "8 trials", "seed 9",
         "Hyper-parameters of FedAvg were chosen", r"on 10 \% of the training examples, kept aside", 
         r"Those of A\_B and p were not searched for",
         "At an edge of what was searched are the values of FedAvg (algorithm.lr=0.2)",
@@ -163,7 +163,9 @@ def test_a_search_is_told_of_the_runs_that_have_what_it_chose_and_where_it_was_m
         config = run(1.0 if rate is None else rate, 0.01, steps=1, **more)
         return tuned.Winner(label, "fedavg", point, {"algorithm.lr": lr}, ["algorithm.lr"] * (lr > 0.2), 4, config)
 
-    asked = {"tune": {"search": {"algorithm.lr": "choice(0.1, 0.3)"}, "metric": "eval/loss", "scheduler": "sha"}}
+    asked = {
+        "tune": {"search": {"algorithm.lr": "choice(0.1, 0.3)"}, "metric": "eval/loss", "min_rounds": 3, "reduction": 2}
+    }
     search = tuned.Search(Path("s"), asked, [won("A", 1.0, 0.3), won("A", 0.3, 0.1), won("B", 1.0, 0.1)])
     runs = {
         "A": [run(1.0, 0.3, steps=5), run(0.3, 0.3, steps=5)],
@@ -172,7 +174,8 @@ def test_a_search_is_told_of_the_runs_that_have_what_it_chose_and_where_it_was_m
     }
     told = list(tuned.sentences(search, runs, str))
     assert told[0].startswith(
-        "Hyper-parameters of A and B were chosen by a random search each (4 trials, successive halving, "
+        "Hyper-parameters of A and B were chosen by a random search each (4 trials, successive halving after 3 and 6 "
+        "of 9 rounds, where one trial in 2 goes on, seed 0) over "
     )
     assert told[1:] == [
         "At an edge of what was searched are the values of A at availability.rate 1 (algorithm.lr=0.3).",
