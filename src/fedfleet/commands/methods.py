@@ -22,15 +22,24 @@ from fedfleet.commands.references import DEMSAR, FIELLER, HEDGES, HOLM, papers_o
 from fedfleet.config.schema import SECTIONS
 from fedfleet.report import own_loss, variance
 from fedfleet.report.latex import escape
-from fedfleet.report.settings import HIDDEN, OF_CLIENTS
+from fedfleet.report.settings import HIDDEN, USED, USUAL, without_effect
 from fedfleet.report.significance import LEVEL, POWER
 from fedfleet.report.study_tables import DONE, WORST, Tables, aborted
 from fedfleet.report.tables import Run
 from fedfleet.report.traps import counted, worst_recalls
 from fedfleet.report.words import count, joined, plain_value, share
 
-OPTIMIZERS = ("client_optimizer", "optimizer")
-FIRST = ("lr", "dual_lr", "batch_size", "steps", "epochs", *OPTIMIZERS)
+FIRST = (
+    "lr",
+    "dual_lr",
+    "server_lr",
+    "batch_size",
+    "steps",
+    "epochs",
+    "client_optimizer",
+    "optimizer",
+    "server_optimizer",
+)
 """Options of an algorithm that are told whether or not they are the defaults."""
 FEATURES = ("attack", "transforms", "privacy", "example_privacy", "secure_aggregation")
 
@@ -186,11 +195,12 @@ def _algorithm(run: Run) -> str:
 def _of_algorithm(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of an algorithm that are told; how clients count has a sentence of its own."""
     result = {key: value for key, value in options_chosen("algorithm", options, FIRST).items() if key != "weight"}
-    every, usual = {option for several in OF_CLIENTS.values() for option in several}, {"state": "reset"}
-    for key in OPTIMIZERS:
-        if isinstance(how := result.get(key), Mapping):
-            others = every.difference(OF_CLIENTS.get(name_of(how), ()))
-            result[key] = {k: v for k, v in how.items() if k not in others and v and v != usual.get(k)}
+    for naming in USED:
+        key = naming.partition(".")[0]
+        if isinstance(result.get(key), Mapping):  # told with its defaults, which decide results, too
+            how: Mapping[str, Any] = options[key]
+            unsaid = without_effect(naming, how)
+            result[key] = {k: v for k, v in how.items() if k not in unsaid and v and v != USUAL.get(f"{key}.{k}")}
     return result
 
 

@@ -83,7 +83,7 @@ def in_words(options: Mapping[str, Any]) -> str:
 
 
 def _words(option: str) -> str:
-    return {"lr": "learning rate", "dual_lr": "dual learning rate"}.get(option, escape(option.replace("_", " ")))
+    return " ".join({"lr": "learning rate"}.get(word, escape(word)) for word in option.split("_"))
 
 
 def with_options(name: str, options: Mapping[str, Any]) -> str:

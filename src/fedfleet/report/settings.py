@@ -90,6 +90,19 @@ def settings(
     return Grid(["setting", *(shown if len(groups) > 1 else ["value"])], rows, caption, words=True)
 
 
+def without_effect(naming: str, how: Mapping[str, Any]) -> set[str]:
+    """Return the options of a part, of which ``USED`` has the key ``naming``, that mean nothing beside its others."""
+    by_name, name = USED[naming], str(how.get(naming.rpartition(".")[2]))
+    if name not in by_name:
+        return set()
+    uses = {*by_name[name]}
+    if name == "fedvarp" and not how.get("chances"):
+        uses.discard("cap")
+    if name == "fedau" and how.get("pool") == "domain":
+        uses.discard("cutoff")
+    return {option for several in by_name.values() for option in several} - uses
+
+
 def _of_label(runs: Sequence[Run]) -> dict[str, Any]:
     """Return what was chosen in the first run, and of others what only they have, such as options of a kind that varies."""
     result: dict[str, Any] = {}
@@ -110,17 +123,11 @@ def _chosen(run: Run) -> dict[str, Any]:
     model = result.get("task.model")
     if isinstance(model, str) and model not in HIDDEN:
         idle.add("task.hidden")
-    for key, name in result.items():
-        by_name = next((of for naming, of in USED.items() if key.endswith(f".{naming}")), None)
-        if key.endswith("correction.kind") and name == "fedvarp" and not result.get(key.replace(".kind", ".chances")):
-            idle.add(key.replace(".kind", ".cap"))
-        if by_name is not None and name in by_name:
-            idle |= {
-                f"{key.rpartition('.')[0]}.{of}"
-                for several in by_name.values()
-                for of in several
-                if of not in by_name[name]
-            }
+    for key in result:
+        if (naming := next((naming for naming in USED if key.endswith(f".{naming}")), None)) is not None:
+            part = f"{key.rpartition('.')[0]}."
+            how = {of.removeprefix(part): value for of, value in result.items() if of.startswith(part)}
+            idle |= {part + of for of in without_effect(naming, how)}
     return {key: value for key, value in result.items() if key not in idle}
 
 

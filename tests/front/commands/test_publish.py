@@ -79,6 +79,7 @@ def test_what_is_written(runs: fedfleet.Runs, tmp_path: Path, command) -> None:
         r"was made with \texttt{rounds} 7 (here 2)",
         r"\cite{holm1979simple}", f"fedfleet {version('fedfleet')}",
         r"Clients count alike in A\_B; by their examples in FedAvg and p.", "client optimizer sgd",
+        "client optimizer sgd, server optimizer sgd (learning rate 1)",
         "Models are evaluated after every round, on", "A round in which nobody answers is tried again, in up to 10 attempts",
     ):  # fmt: skip
         assert says in methods

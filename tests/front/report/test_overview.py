@@ -200,9 +200,10 @@ def test_settings_that_change_nothing_are_none(tmp_path: Path) -> None:
         ({"kind": "fedvarp"}, set()),
         ({"kind": "known_p"}, {"cap"}),
         ({"kind": "fedau"}, {"cutoff"}),
+        ({"kind": "fedau", "pool": "domain"}, set()),
     ):
         algorithm = {"name": "fedavg", "correction": {**correction, "cap": 100.0, "cutoff": 50}}
-        found = rows({"one": [run(tmp_path / correction["kind"], {"algorithm": algorithm})]})
+        found = rows({"one": [run(tmp_path / "-".join(correction.values()), {"algorithm": algorithm})]})
         assert found.keys() & {f"algorithm.correction.{o}" for o in ("cap", "cutoff")} == {
             f"algorithm.correction.{o}" for o in there
         }
