@@ -19,6 +19,7 @@ from fedfleet.report.shown import asked_for, parted
 from fedfleet.report.study_tables import WORST, Tables
 from fedfleet.report.tables import Run
 from fedfleet.report.traps import worst_recalls
+from fedfleet.report.words import count
 
 COLUMN = 3.3
 """Inches: a column of a page of two."""
@@ -58,12 +59,18 @@ def of_runs(groups: Groups, out: Path, width: float = COLUMN) -> list[Path]:
     runs = [run for of in groups.values() for run in of]
     rows = final_metrics(groups)
     metrics, _ = parted([metric for metric in headline(runs) if metric in rows], asked_for(runs))
+    seeds = len({run.seed for run in runs})
+    over = (
+        f": means over {seeds} seeds, and the area from the least to the greatest of them"
+        if seeds > 1
+        else ", of one seed"
+    )
     with _style():
         drawn = [
             Drawn(
                 f"{metric}-by-round",
                 _curves(groups, metric, width),
-                f"{metric} of test examples by round: means over seeds, and the area from the least to the greatest of them.",
+                f"{metric} of test examples by round{over}.",
             )
             for metric in metrics
         ]
@@ -77,13 +84,14 @@ def of_study(tables: Tables, out: Path, width: float = COLUMN) -> list[Path]:
         return []
     key, parts = next(iter(tables.varied)), [*study_figures.parts(tables)]
     drawn: list[Drawn] = []
+    seeds = count(tables.study["seed"].nunique(), "seed")
     with _style():
         for metric in tables.parted[0]:
             for part in parts:
                 name = " ".join(filter(None, [f"final-{metric}-by-{key}", part.name]))
                 figure = study_figures.panel(tables, part, f"final/{metric}", width, RATIO * width)
                 at = f" at {part.name}" if part.name else ""
-                drawn.append(Drawn(name, figure, f"Final {metric} against {key}{at}. {study_figures.EACH}"))
+                drawn.append(Drawn(name, figure, f"Final {metric} against {key}{at}, {seeds}. {study_figures.EACH}"))
             figure = study_figures.ranking(tables, metric, width)
             drawn.append(Drawn(f"ranks-{metric}", figure, study_figures.of_ranks(tables, metric)))
         files = _figures(drawn, out)
