@@ -12,6 +12,9 @@ import pandas as pd
 from fedfleet.experiments.frames import Whole
 from fedfleet.experiments.run import Run
 from fedfleet.report import latex
+from fedfleet.report.classes import counted
+from fedfleet.report.tables import read_table
+from fedfleet.report.traps import worst_class
 from fedfleet.simulator.errors import ConfigError
 
 
@@ -52,10 +55,13 @@ class Runs(Sequence[Run]):
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row a run: what tells it from the others, and its final metrics."""
+        """A row a run: what tells it from the others, its final metrics, and of a classifier the recall of its worst class."""
         rows = []
         for run, keys in zip(self.runs, self.keys, strict=True):
             final = {name.removeprefix("eval/"): value for name, value in (run.summary.get("final") or {}).items()}
+            counts = counted(read_table(run.folder / "classes.parquet"))
+            if counts is not None and (worst := worst_class(counts)) is not None:
+                final["worst_recall"] = worst[1]
             rows.append({**keys, **final})
         return Whole(rows)
 

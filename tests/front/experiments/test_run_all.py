@@ -114,7 +114,7 @@ def test_run_again_it_goes_on_with_what_has_not_ended(subtests, tmp_path: Path):
     assert [run.summary["rounds"] for run in runs] == [2, 2]
     whole = fedfleet.run_all(config, task=task(), data=data(), out=tmp_path / "whole")
     pd.testing.assert_frame_equal(runs.table, whole.table)
-    assert runs.mean().shape == (1, 4)
+    assert runs.mean().shape == (1, 6)  # accuracy, loss, worst recall
     again = Told()
     assert fedfleet.run_all(config, task=task(), data=data(), out=tmp_path / "all", callbacks=again)[0].task is not None
     assert again.rounds == 0
