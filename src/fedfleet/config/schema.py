@@ -7,7 +7,7 @@ typed options of that part, ``config.algorithm.lr``; ``algorithm: fedavg`` is sh
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -213,6 +213,7 @@ def load(
     if isinstance(source, Path) and is_of_a_run(source):
         check_trusted(source, [key for change in changes for key, _ in _flat(plain(change))], trust=trust)
     config = _build([given, *changes])
+    _check_reaches(config, changes)
     if not isinstance(source, Path) or config.code_dir is not None:
         return config
     folder = source.absolute().parent
@@ -231,6 +232,21 @@ def _check_once(given: Mapping[str, Any]) -> None:
         seen.add(whole)
 
 
+def _check_reaches(config: Config, changes: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse an override of what labels or points set otherwise afterwards, unless it gives these, too. Raises ConfigError."""
+    given = {key: value for change in changes for key, value in flattened(change).items()}
+    later = [(f"compare.{label}", own) for label, own in (config.compare or {}).items() if "compare" not in given]
+    for key, values in (config.vary or {}).items() if "vary" not in given else ():
+        later += [(f"vary.{key}", {key: value}) for value in values]
+    for where, own in later:
+        sets = flattened(own)
+        for key in sets.keys() & given.keys():
+            if sets[key] != given[key]:
+                raise ConfigError(
+                    f"{key}={show(given[key])}: {where} sets it to {show(sets[key])}: change it there, or leave it out"
+                )
+
+
 def _texts(node: Any) -> Iterator[str]:
     """Yield every ``module:name`` in plain data."""
     if is_path(node):
@@ -244,6 +260,12 @@ def with_overrides(config: Config, overrides: Mapping[str, Any]) -> Config:
     if not overrides:
         return config
     return _build([config.model_dump(mode="json", exclude_unset=True), overrides])
+
+
+def flattened(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return overrides by dotted key; where a section is named in short, by that of its name."""
+    flat = _flat(plain(overrides))
+    return {f"{k}.{named.key}" if isinstance(v, str) and (named := _single(k)) is not None else k: v for k, v in flat}
 
 
 def at(config: Config, key: str) -> Any:

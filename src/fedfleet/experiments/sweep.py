@@ -13,7 +13,7 @@ from typing import Any
 from fedfleet.algorithms.wrapping import WrapperOptions
 from fedfleet.config.plugins import unused
 from fedfleet.config.population import Data, load_data
-from fedfleet.config.schema import SECTIONS, Config, at, with_overrides
+from fedfleet.config.schema import SECTIONS, Config, at, flattened, with_overrides
 from fedfleet.datasets.files import DataError
 from fedfleet.experiments.same_run import leaves
 from fedfleet.report.values import names
@@ -77,6 +77,7 @@ def points(config: Config, data: Data | None = None) -> list[Trial]:
     """
     varied = axes(config, data)
     _refuse_own_keys("vary", varied)
+    _refuse_twice([(f"vary.{key}", [{key: value} for value in values]) for key, values in varied.items()])
     for key, values in varied.items():
         if key.split(".")[0] == "tune":
             raise ConfigError(f"vary.{key}={show(values)}: not here: every point is tuned alike: set it at the top")
@@ -84,6 +85,8 @@ def points(config: Config, data: Data | None = None) -> list[Trial]:
     looks: dict[str, Trial] = {}
     for label, overrides in (config.compare or {config.label or "": {}}).items():
         _refuse_own_keys(f"compare.{label}", overrides)
+        for key, values in varied.items():
+            _refuse_twice([(f"compare.{label}", [overrides]), (f"vary.{key}", [{key: value} for value in values])])
         overrides = _tuned_apart(label, overrides, tuned=config.tune is not None)
         for pairs in itertools.product(*(zip(v, _named(v), strict=True) for v in varied.values())):
             point = dict(zip(varied, (value for value, _ in pairs), strict=True))
@@ -179,6 +182,14 @@ def _refuse_own_keys(where: str, overrides: Mapping[str, Any]) -> None:
     for key, value in overrides.items():
         if fix := OWN_KEYS.get(key.split(".")[0]):
             raise ConfigError(f"{where}.{key}={show(value)}: not here: {fix}")
+
+
+def _refuse_twice(places: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> None:
+    """Refuse a key that two places set, each of which has a list of overrides: the tables would tell of a value that never ran."""
+    sets = {where: set[str]().union(*map(flattened, of)) for where, of in places}
+    for (one, keys), (other, others) in itertools.combinations(sets.items(), 2):
+        if shared := sorted(keys & others):
+            raise ConfigError(f"{one} and {other}: both set {joined(shared)}: leave it out of one")
 
 
 @contextmanager

@@ -15,8 +15,10 @@ import fedfleet
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.config import resolve
 from fedfleet.config.schema import SECTIONS, Config, at, load, with_overrides
+from fedfleet.experiments.sweep import planned
 from fedfleet.simulator.arithmetic.factored import Notes
 from fedfleet.simulator.errors import ConfigError
+from tests.refusals import refused
 
 pytestmark = pytest.mark.quick
 
@@ -195,6 +197,43 @@ def test_messages(subtests: pytest.Subtests) -> None:
     for overrides, said in REFUSED:
         with subtests.test(overrides):
             assert said in message({}, re.split(r" (?=[a-z_.]+=)", overrides))
+
+
+def test_a_key_is_set_in_one_place_alone(subtests: pytest.Subtests) -> None:
+    label, short = {"compare": {"A": {"algorithm.lr": 0.3}, "B": {"algorithm": {"name": "scaffold"}}}}, "availability"
+    section: dict[str, Any] = {"vary": {short: [{"kind": "bernoulli", "rate": 0.3}, "always"]}}
+    rows: list[tuple[Any, Any, str | None]] = [
+        (
+            {"vary": {"availability.rate": [0.9], **section["vary"]}},
+            {},
+            "vary.availability.rate and vary.availability: both",
+        ),
+        (
+            {"vary": {"cohort.size": [5], "cohort": [{"size": 4}]}},
+            {},
+            "vary.cohort.size and vary.cohort: both set cohort.size",
+        ),
+        (
+            {"vary": {"availability.kind": ["always"], short: ["always"]}},
+            {},
+            "vary.availability.kind and vary.availability",
+        ),
+        ({"vary": {"availability.rate": [0.9], short: [{"kind": "label_correlated", "strength": 1.0}]}}, {}, None),
+        ({**label, "vary": {"algorithm.lr": [0.1]}}, {}, "compare.A and vary.algorithm.lr: both set algorithm.lr"),
+        (label, {"algorithm.lr": 0.1}, "algorithm.lr=0.1: compare.A sets it to 0.3"),
+        (label, {"algorithm": "fedprox"}, "algorithm.name='fedprox': compare.B sets it to 'scaffold'"),
+        (section, {short: "label_correlated"}, "availability.kind='label_correlated': vary.availability sets it"),
+        (label, {"algorithm.lr": 0.3}, None),
+        (label, {"compare.A.algorithm.lr": 0.1}, None),
+        (label, {"algorithm.lr": 0.1, "compare": {"A": {"algorithm.lr": 0.2}}}, None),
+        (section, {short: "label_correlated", "vary": {"availability.rate": [0.5]}}, None),
+    ]
+    for given, overrides, said in rows:
+        with subtests.test(f"{given} {overrides}"):
+            if said is None:
+                planned(load(given, overrides))
+            else:
+                refused(lambda given=given, overrides=overrides: planned(load(given, overrides)), said)
 
 
 def test_python_values_of_other_types() -> None:

@@ -207,7 +207,7 @@ def test_data_are_loaded_once_and_what_is_run_is_told(monkeypatch: pytest.Monkey
 def test_what_a_winner_has_not_of_what_all_share_is_its_default():
     power = {"name": "fedprox", "mu": 0.2, "lr": 0.1, "lr_schedule": {"kind": "power", "exponent": 0.3}}
     top = load(TINY, {"algorithm": power, "compare": None, "vary": None, "tune": None})
-    config = load(TINY, {"algorithm": power})
+    config = load({**TINY, "algorithm": {**TINY["algorithm"], **power}})
     best = load({**TINY, "algorithm": {"name": "fedprox", "lr": 1.0, "lr_schedule": "constant"}, "tune": None})
     entry = winners._entry(config, top, prepared().cells[0].point, best)
     assert load(top, entry).algorithm == best.algorithm
