@@ -34,7 +34,7 @@ from fedfleet.config.schema import Config, with_overrides
 from fedfleet.experiments.progress import Progress
 from fedfleet.files import parquet
 from fedfleet.report import study_tables, tables
-from fedfleet.report.significance import LEVEL, difference, holm, ranked, recovery
+from fedfleet.report.significance import LEVEL, contrast, difference, holm, ranked, recovery
 
 SEARCH_SEED = 1000
 TOLD = 0.05  # predicted distance from which a bias is told: below, it is noise over noise
@@ -302,7 +302,7 @@ def show(found: Any, search: Search) -> None:
         sign = -1.0 if measure in search.falling else 1.0
         clear = {}  # by availability, of each method but the first
         for where in online[1:]:
-            p = holm([difference(sign * (at[m, where] - at[methods[0], where])).p for m in methods[1:]])
+            p = holm([difference(contrast([at[m, where]], [at[methods[0], where]])).p for m in methods[1:]])
             clear[where] = {m: each < LEVEL for m, each in zip(methods[1:], p, strict=True)}
         lines = []
         for method in methods:

@@ -268,7 +268,7 @@ def _tests(groups: Mapping[str, Sequence[Run]], found: Tables | None) -> Iterato
         yield rf"Differences are paired by seed and tested by two-sided t-tests with Holm's correction \cite{{{HOLM.key}}}."
     if HOLM.key in keys and found is not None:
         against = f"Labels are compared with {escape(found.reference)}. " if len(found.labels) > 1 else ""
-        yield f"{against}What agrees on every seed is no test."
+        yield f"{against}A difference that is the same on every seed is no test."
     if HEDGES.key in keys:
         yield rf"Effect sizes are Hedges' g of the paired differences \cite{{{HEDGES.key}}}."
     if FIELLER.key in keys:

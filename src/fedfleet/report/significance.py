@@ -28,8 +28,8 @@ RESOLUTION = 1e-6
 class Difference(NamedTuple):
     """Mean of n paired differences, half the width of its 95 % t-interval, the p-value of no difference, and the effect's size.
 
-    ``half`` and ``p`` are NaN for fewer than two pairs, ``mean`` for none, ``effect`` for fewer than three. ``p`` is NaN, too,
-    where all differences are 0, which is no test: no choice of their signs would make it significant. So is ``effect`` there.
+    ``half`` and ``p`` are NaN for fewer than two pairs, ``mean`` for none, ``effect`` for fewer than three. ``p`` and ``effect``
+    are NaN, too, where all differences are the same, such as 0: there is no spread to test by.
     """
 
     mean: float
@@ -49,25 +49,34 @@ class Difference(NamedTuple):
         return self.half * math.sqrt(self.pairs) / float(student.ppf(1 - LEVEL / 2, self.pairs - 1))
 
     @property
-    def same(self) -> bool:
-        """Whether all pairs agree, two or more."""
-        return self.mean == 0.0 and self.half == 0.0
+    def constant(self) -> bool:
+        """Whether all differences are the same, two or more."""
+        return self.half == 0.0
+
+    @property
+    def equal(self) -> bool:
+        """Whether all differences are 0, two or more."""
+        return self.constant and self.mean == 0.0
 
     @property
     def clear(self) -> bool:
-        """Whether the interval leaves out 0."""
-        return abs(self.mean) > self.half
+        """Whether there is an interval, and it leaves out 0."""
+        return not self.constant and abs(self.mean) > self.half
 
 
 def contrast(these: Sequence[np.ndarray], those: Sequence[np.ndarray], scale: np.ndarray | None = None) -> np.ndarray:
-    """Return the sum of these less that of those (n,); 0 where no more than rounding is left.
+    """Return the sum of these less that of those (n,): 0 where it is but for rounding, and all the same where they are but for it.
 
     Rounding is ``RESOLUTION`` of ``scale`` (n,), which is the largest of them if not given.
     """
     size = np.max(np.abs([*these, *those]), axis=0) if scale is None else scale
     with np.errstate(invalid="ignore"):  # of two that are infinite the difference is NaN
         result = np.sum(these, axis=0) - np.sum(those, axis=0)
-    return np.where(np.isfinite(size) & (np.abs(result) <= RESOLUTION * size), 0.0, result)
+    known = np.isfinite(size) & np.isfinite(result)
+    result = np.where(known & (np.abs(result) <= RESOLUTION * size), 0.0, result)
+    if known.any() and np.ptp(result[known]) <= RESOLUTION * size[known].min():
+        result[known] = result[known][0]
+    return result
 
 
 def difference(values: np.ndarray) -> Difference:
@@ -78,11 +87,10 @@ def difference(values: np.ndarray) -> Difference:
         return Difference(float(known[0]) if n else math.nan, math.nan, math.nan, n, math.nan)
     from scipy.stats import t as student  # here, for it takes half a second to import
 
+    if np.ptp(known) == 0.0:
+        return Difference(float(known[0]), 0.0, math.nan, n, math.nan)
     mean, spread = float(known.mean()), float(known.std(ddof=1))
     error = spread / math.sqrt(n)
-    if error == 0.0:
-        effect = math.copysign(math.inf, mean) if n > 2 and mean else math.nan
-        return Difference(mean, 0.0, 0.0 if mean else math.nan, n, effect)
     p = 2.0 * float(student.sf(abs(mean) / error, n - 1))
     effect = mean / spread * _small(n - 1) if n > 2 else math.nan
     return Difference(mean, float(student.ppf(1 - LEVEL / 2, n - 1)) * error, p, n, effect)
@@ -177,7 +185,7 @@ class Order(NamedTuple):
 
     @property
     def tests(self) -> int:
-        """How many pairs are tested: those that agree on every seed are not."""
+        """How many pairs are tested: those that differ alike on every seed are not."""
         return sum(not math.isnan(pair.p) for pair in self.pairs)
 
 
@@ -286,7 +294,7 @@ def recovery(corrected: np.ndarray, uncorrected: np.ndarray, without: np.ndarray
     known = np.isfinite(gain) & np.isfinite(cost)
     gain, cost = gain[known], cost[known]
     found = difference(cost)
-    if not found.mean > found.half:
+    if not (found.clear and found.mean > 0):
         return Share(math.nan, math.nan, math.nan)
     from scipy.stats import t as student
 

@@ -45,9 +45,10 @@ ONE_SEED = "of the one seed there is: no interval or test can be told."
 G = ", and g, the effect in standard deviations of the differences (Hedges)"
 PAIRED = (
     f"paired by seed: mean ± half the width of its 95 % t-interval{G}. A * marks p below 0.05 after Holm's correction for all "
-    "differences of this table; intervals are not widened. Where all seeds agree it says equal, which is no test."
+    "differences of this table; intervals are not widened. Where all seeds agree it says equal, where they have one and the same "
+    "difference it says constant: neither is a test."
 )
-EQUAL, EVERY = "equal", "any two"
+EQUAL, CONSTANT, EVERY = "equal", "constant", "any two"
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ def needed(tables: Tables) -> Grid | None:
         return None
     by_kind: dict[str, list[Comparison]] = {}
     for each in every(tables, _column(tables)):
-        if each.result.pairs > 1 and not each.result.same and not each.again:
+        if each.result.pairs > 1 and not each.result.constant and not each.again:
             by_kind.setdefault(each.kind, []).append(each)
     rows, least = [], math.inf
     for kind, comparisons in by_kind.items():
@@ -238,14 +239,14 @@ def needed(tables: Tables) -> Grid | None:
         f"Seeds with which a paired t-test at {share(LEVEL)} finds a difference of {tables.sought:g} in final {tables.metrics[0]} "
         f"with {share(POWER)} power, if the spread stays: the standard deviation over seeds of the paired differences. All tests: "
         f"each at {share(LEVEL)} divided by how many there are of its kind. A spread from {int(least)} seeds may really be "
-        f"{spread_at_most(int(least)):.1f} times as large (95 % interval). Differences that are 0 on every seed, and those of "
-        f"points that have all results of another, do not count."
+        f"{spread_at_most(int(least)):.1f} times as large (95 % interval). Differences that are the same on every seed, and "
+        f"those of points that have all results of another, do not count."
     )
     return Grid(head, rows, text, f"A difference of {tables.sought:g}")
 
 
 def _seeds(spread: float, tables: Tables, tests: int) -> list[str]:
-    effect = math.inf if spread == 0 else (tables.sought or 0.0) / spread
+    effect = (tables.sought or 0.0) / spread
     return [
         number(spread),
         *(f"> {MOST:,}" if n is None else f"{n:,}" for n in (seeds_needed(effect), seeds_needed(effect, tests))),
@@ -307,7 +308,7 @@ def gets_back(tables: Tables) -> Iterator[str]:
     clear = [each for each in every_one if each.p < LEVEL and each.cost.mean > 0]
     if not clear:
         key = next(iter(tables.varied))
-        tests = sum(not each.result.same and not each.again for each in by_value(tables, _column(tables)))
+        tests = sum(not each.result.constant and not each.again for each in by_value(tables, _column(tables)))
         then = "shares won back rest on single intervals" if recovers(tables) else "nobody can be said to get it back"
         yield (
             f"At no single value of {key} is the cost for {reference} beyond the spread of the seeds by Holm's correction for "
@@ -490,8 +491,10 @@ def _tested(
 def _cell(result: Difference, p: float) -> str:
     if not np.isfinite(result.mean):
         return MISSING
-    if result.same:
+    if result.equal:
         return EQUAL
+    if result.constant:
+        return f"{_signed(result.mean, 3)}, {CONSTANT}"
     star = " *" if p < LEVEL else ""
     spread = f" ± {result.half:.3f}{star}" if np.isfinite(result.half) else ""
     return f"{_signed(result.mean, 3)}{spread}{_effect(result.effect)}"

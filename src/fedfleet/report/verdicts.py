@@ -29,10 +29,12 @@ def ranking(names: Sequence[str], result: Order, by: str, means: np.ndarray | No
         shared = "there is one seed" if result.of_all == 1 else shared
         return f"By {by}, {joined(ordered)} cannot be ranked: {shared}."
     if not result.tests:
-        return f"By {by}, {joined(ordered)} cannot be ranked: they agree on all {result.seeds} seeds."
+        alike = all(pair.result.equal for pair in result.pairs)
+        how = "agree on all" if alike else "differ alike, without spread, on all"
+        return f"By {by}, {joined(ordered)} cannot be ranked: they {how} {result.seeds} seeds."
     tested = f"paired by {count(result.seeds, 'seed')}, {share(LEVEL)}"
     tested += f" with Holm's correction for {count(result.tests, 'pair')}" * (result.tests > 1)
-    p = [pair.p for pair in result.pairs if not pair.result.same]
+    p = [pair.p for pair in result.pairs if not pair.result.constant]
     if len(names) == 2:
         between = result.pairs[0].result
         how = f"they differ by {plus_minus(abs(between.mean), between.half)}, {probability(p[0])} ({tested})"
