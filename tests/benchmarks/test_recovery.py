@@ -59,7 +59,10 @@ def test_tables_say_who_gets_it_back(capsys, tmp_path):
             "final_distance": 0.1,
         }
         | {"gini": 0.25, "target_rounds": np.nan if method == "FedAvg" and seed else 40.0 + seed}
-        | {"accuracy": (0.9 if where == "always" else level * (1 + 1e-4 * seed)) + 0.001 * seed, "worst_class_score": 0.5}
+        | {
+            "accuracy": (0.9 if where == "always" else level * (1 + 1e-4 * seed)) + 0.001 * seed,
+            "worst_class_score": 0.5,
+        }
         for method, level in levels.items()
         for where in ("always", "sine", "blocks")
         for protocol in PROTOCOLS

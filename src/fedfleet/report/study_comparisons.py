@@ -316,11 +316,19 @@ def gets_back(tables: Tables) -> Iterator[str]:
         )
         return
     most = max(clear, key=lambda each: each.cost.mean)
-    where = joined([f"{key} = {plain_value(value)}" for key, value in most.point.items()])
     back = [label for label in sorted(labels, key=lambda one: -most.of[one].part) if np.isfinite(most.of[label].part)]
     said = joined([f"{label} {_part(most.of[label])}" for label in back[:NAMED]])
     lost = f"{most.cost.mean:.3f} ± {most.cost.half:.3f} of {tables.metrics[0]}, {probability(most.p)} by Holm's correction"
-    yield f"{reference} loses most at {where}: {lost}. Won back (95 % interval): {said}."
+    largest = max(every_one, key=lambda each: each.cost.mean if np.isfinite(each.cost.mean) else -math.inf)
+    told = f"{reference} loses most at {_place(most)}"
+    if largest.cost.mean > most.cost.mean:
+        noise = f"{largest.cost.mean:.3f} ± {largest.cost.half:.3f}, which may be chance"
+        told = f"{told} beyond chance ({noise}, at {_place(largest)})"
+    yield f"{told}: {lost}. Won back (95 % interval): {said}."
+
+
+def _place(of: Recovered) -> str:
+    return joined([f"{key} = {plain_value(value)}" for key, value in of.point.items()])
 
 
 def _paired(tables: Tables) -> str:

@@ -309,6 +309,12 @@ def test_a_study_says_which_label_dropout_costs_less():
     assert won.endswith("Won back (95 % interval): MIFA 100 % (100 to 100) and FedAU 80 % (80 to 80).")
     best = "the best is MIFA (0), then FedAU (0.07), then FedAvg (0.35). Every pair differs, the largest p < 0.0001"
     assert ranked_.startswith(f"By the mean cost of availability.rate in final accuracy over all points, {best}")
+    noisy = study({"FedAvg": 0.5, "MIFA": 0.0})
+    wide = (noisy.study["label"] == "FedAvg") & (noisy.study["availability.rate"] == 0.1)
+    noisy.study["final/accuracy"] -= 0.5 * wide * noisy.study["seed"]
+    won = next(study_page.answers(noisy))
+    assert won.startswith("FedAvg loses most at availability.rate = 0.5 beyond chance (0.95")
+    assert "which may be chance, at availability.rate = 0.1): 0.250" in won
     (line, _) = study_page.answers(study({"MIFA": 0.0, "FedAvg": 0.5}))
     assert "nobody can be said" in line
     doubtful = study({"FedAvg": 0.0, "MIFA": 0.0})  # each cost has p = 0.035, and 0.07 as one of two
