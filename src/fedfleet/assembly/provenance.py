@@ -16,6 +16,7 @@ import datetime
 import enum
 import hashlib
 import json
+import math
 import numbers
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -25,6 +26,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 from pydantic import BaseModel
 from torch import nn
 
@@ -35,6 +37,7 @@ from fedfleet.simulator.object_graph import LARGEST, NAMED, known_by_name, of_cl
 LONGEST = 300  # of an option as JSON; a longer one is a digest
 DEEPEST = 6  # values within values
 MOST = 100  # options; of more, only the digest tells
+FEW = 32  # numbers of a tensor that are said one by one
 SHORT = 8  # digits of a digest, where people read it
 VALUES = (numbers.Number, range, slice, datetime.date, datetime.time, datetime.timedelta)
 """Objects of libraries that are said as Python writes them."""
@@ -217,6 +220,8 @@ class _Plain:
                 return _called(x)
         if isinstance(x, NAMED):
             return str(x)
+        if (few := _few(x)) is not None:
+            return few
         if (text := self._texts(x)) is not None:
             return text
         if isinstance(x, list | tuple | dict) and len(x) > LONGEST and simple(x) is not None:
@@ -239,6 +244,18 @@ class _Plain:
         result = identity(x, self._texts)
         left = f" (not recorded: {', '.join(result.hidden)})" if result.hidden else ""
         return f"{type(x).__name__} sha256:{result.digest}{left}"
+
+
+def _few(x: Any) -> Any:
+    """Return the numbers of a tensor or array of at most ``FEW``, such as a loss's weights of classes; None for what is none."""
+    dense = type(x) is np.ndarray or (
+        type(x) in (torch.Tensor, nn.Parameter) and x.layout is torch.strided and not x.is_meta
+    )
+    if not dense or x.ndim > 1 or math.prod(x.shape) > FEW:
+        return None
+    values = x.tolist()
+    known = all(isinstance(each, int | float) and math.isfinite(each) for each in np.atleast_1d(values).tolist())
+    return values if known else None
 
 
 def _called(x: Any) -> Any:

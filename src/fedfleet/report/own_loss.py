@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fedfleet.report.tables import Run, mapping
+from fedfleet.report.words import joined
 
 TORCHS = re.compile(r"torch\.nn\.functional\.([a-z0-9_]+)")
 
@@ -14,7 +15,8 @@ TORCHS = re.compile(r"torch\.nn\.functional\.([a-z0-9_]+)")
 class OwnLoss(NamedTuple):
     """One of torch's losses: the function's name, its options that are given, and whether it is summed over a batch.
 
-    ``of_indices`` says that labels are numbers of classes. Options that are tensors are on record by what they are alone.
+    ``of_indices`` says that labels are numbers of classes. Options that are tensors of few numbers are lists of these; of larger
+    ones the record has a digest alone.
     """
 
     name: str
@@ -25,7 +27,7 @@ class OwnLoss(NamedTuple):
     def told(self) -> str:
         """Return it in words: "cross_entropy (label smoothing 0.1, class weights)"."""
         given = [
-            f"{k.replace('_', ' ')} {v}" if _plain(v) else f"with {k.replace('_', ' ')}"
+            f"{k.replace('_', ' ')} {_words(v)}" if _plain(v) else f"with {k.replace('_', ' ')}"
             for k, v in self.options.items()
         ]
         given += ["summed over a batch"] * self.summed
@@ -33,19 +35,27 @@ class OwnLoss(NamedTuple):
 
     @property
     def tensors(self) -> list[str]:
-        """Options that are tensors, which no file has."""
+        """Options that are large tensors, of which the record has no numbers."""
         return [key for key, value in self.options.items() if not _plain(value)]
 
     def code(self) -> str:
         """Return it in Python, of ``net(x)``, ``y`` and options that are tensors by their names."""
         both = "net(x), y" if self.of_indices else "net(x).view_as(y), y.float()"
         given = {**self.options, **({"reduction": "sum"} if self.summed else {})}
-        said = [f"{key}={key if key in self.tensors else repr(value)}" for key, value in given.items()]
+        said = [f"{key}={key if key in self.tensors else _code(value)}" for key, value in given.items()]
         return f"nn.functional.{self.name}({', '.join([both, *said])})"
 
 
 def _plain(value: Any) -> bool:
-    return isinstance(value, int | float)
+    return all(isinstance(each, int | float) for each in (value if isinstance(value, list) else [value]))
+
+
+def _words(value: Any) -> str:
+    return joined([f"{each:g}" for each in value]) if isinstance(value, list) else f"{value}"
+
+
+def _code(value: Any) -> str:
+    return f"torch.tensor({value})" if isinstance(value, list) else repr(value)
 
 
 def read(run: Run) -> OwnLoss | None:

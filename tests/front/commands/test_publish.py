@@ -117,9 +117,12 @@ def test_methods_tell_options_that_are_no_defaults_and_those_alone(runs: fedflee
 def test_a_task_of_ones_own_is_told_with_torchs_loss(tmp_path: Path) -> None:
     loss = {
         "function": "torch.nn.functional.cross_entropy",
-        "options": {"weight": "float32 (2,)", "label_smoothing": 0.1},
+        "options": {"weight": [1.0, 0.25], "pos_weight": "Tensor sha256:f00", "label_smoothing": 0.1},
     }
-    for given, says in ((loss, "; loss cross\\_entropy (with weight, label smoothing 0.1)."), ({}, ".")):
+    for given, says in (
+        (loss, "; loss cross\\_entropy (weight 1 and 0.25, with pos weight, label smoothing 0.1)."),
+        ({}, "."),
+    ):
         summary = {"status": "finished", "own": {"task": {"options": given}}}
         run = make_run(
             tmp_path / str(len(given)), config={"task": {"own": {"name": "net"}}, "rounds": 1}, summary=summary

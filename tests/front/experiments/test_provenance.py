@@ -161,7 +161,13 @@ def test_a_limit_that_is_reached_is_said(monkeypatch):
     assert describe([Term() for _ in range(50)])["not_recorded"] == ["what comes after 50 objects"]
     assert describe([0.5] * 1000)["not_recorded"] == []
     monkeypatch.setattr(identity, "WHOLE", 10)
-    assert "sha256 of one element in 2:" in describe(by(torch.ones(20)))["options"]["x"]
+    assert "sha256 of one element in 2:" in describe(by(torch.ones(40)))["options"]["x"]
+
+
+@pytest.mark.parametrize("few", [torch.tensor([1.0, 0.5]), np.array([1.0, 0.5])])
+def test_few_numbers_are_said_one_by_one(few: torch.Tensor | np.ndarray) -> None:
+    assert describe(by(few))["options"]["x"] == [1.0, 0.5]
+    assert "sha256" in describe(by(few * np.nan))["options"]["x"]
 
 
 def test_many_options_are_not_read_by_anybody():
