@@ -161,7 +161,7 @@ def test_a_limit_that_is_reached_is_said(monkeypatch):
     assert describe([Term() for _ in range(50)])["not_recorded"] == ["what comes after 50 objects"]
     assert describe([0.5] * 1000)["not_recorded"] == []
     monkeypatch.setattr(identity, "WHOLE", 10)
-    assert "sha256 of one element in 2:" in describe(by(torch.ones(40)))["options"]["x"]
+    assert "sha256 of one element in 4:" in describe(by(torch.ones(40)))["options"]["x"]
 
 
 @pytest.mark.parametrize("few", [torch.tensor([1.0, 0.5]), np.array([1.0, 0.5])])
