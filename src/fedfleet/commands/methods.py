@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedfleet.commands import tuned
+from fedfleet.commands import rounds_told, tuned
 from fedfleet.commands.options_told import (
+    DEFAULTS,
     NAMES,
-    about,
     code,
+    explained,
     in_words,
     is_own,
     name_of,
     options_chosen,
-    options_set,
     section_of,
     with_options,
 )
 from fedfleet.commands.references import DEMSAR, FIELLER, HEDGES, HOLM, papers_of, papers_of_tests
+from fedfleet.config.executor import Executor
 from fedfleet.config.schema import SECTIONS
+from fedfleet.experiments.same_run import STOPS
+from fedfleet.files.documents import leaves
 from fedfleet.report import own_loss, variance
 from fedfleet.report.latex import escape
 from fedfleet.report.settings import HIDDEN, USED, USUAL, without_effect
@@ -30,34 +33,41 @@ from fedfleet.report.traps import counted, worst_recalls
 from fedfleet.report.words import count, joined, plain_value, share
 
 FIRST = (
-    "lr",
-    "dual_lr",
-    "server_lr",
-    "batch_size",
-    "steps",
-    "epochs",
-    "client_optimizer",
-    "optimizer",
-    "server_optimizer",
-)
+    "lr", "dual_lr", "global_lr", "server_lr", "batch_size", "steps", "epochs", "client_optimizer", "optimizer", "server_optimizer",
+)  # fmt: skip
 """Options of an algorithm that are told whether or not they are the defaults."""
 FEATURES = ("attack", "transforms", "privacy", "example_privacy", "secure_aggregation")
+TOLD = (
+    "rounds", "population.dataset", "population.partition", "population.clients", "population.held_out", "task", "algorithm",
+    "availability", "selection", "devices", "cohort.size", "cohort.wait_for", "cohort.response_low", "cohort.response_high",
+    "cohort.over_select", "cohort.deadline_s", "cohort.partial_work", "cohort.min_responses", "cohort.on_abort", "cohort.attempts",
+    "cohort.late", "cohort.stale_discount", "evaluation.every", "evaluation.validation", "warm_start", "seed", *STOPS, *FEATURES,
+)  # fmt: skip
+"""Settings, or sections of them, that have a sentence; of others those are listed that are no defaults."""
+UNTOLD = (
+    "schema_version", "label", "seeds", "compare", "vary", "tune", "code_dir", "population.data_dir", "checkpoint", "track",
+    "evaluation.per_client", "evaluation.cosines", "evaluation.outcomes", "evaluation.duality_gap", "evaluation.train_examples",
+    *(f"executor.{key}" for key in Executor.model_fields if key != "tf32"),
+)  # fmt: skip
+"""Those that change nothing of what a paper tells."""
 
 
 def paragraph(groups: Mapping[str, Sequence[Run]], found: Tables | None, search: tuned.Search | None) -> str:
     """Return a paragraph in LaTeX that says what ran, from the configurations of runs by label, and the tables of a study."""
     every = [run for of in groups.values() for run in of]
-    varied = {} if found is None else found.varied
-    over = [f"{code(key)} over {joined(_values(key, values, varied, every))}" for key, values in varied.items()]
+    over = [] if found is None else [f"{code(key)} over {joined(_values(found, key))}" for key in found.varied]
     parts = [
         *_shared(groups, lambda run: f"Data are {_data(run, every)}."),
         *_shared(groups, lambda run: f"{_task(run)}."),
-        *_shared(groups, lambda run: f"{_participation(run)}."),
+        *_shared(groups, lambda run: f"{rounds_told.participation(run, every)}."),
+        *_shared(groups, lambda run: rounds_told.devices(run, timed=found is not None and found.target is not None)),
         *(f"{escape(label)} is {_algorithm(of[0])}." for label, of in groups.items()),
         _weights(groups),
         *_shared(groups, lambda run: f"{_evaluation(run)}."),
-        *_shared(groups, _features),
+        *_shared(groups, _start),
+        *_shared(groups, _besides),
         f"We vary {joined(over)}; what is said above is the first value." if over else "",
+        *rounds_told.stops(every),
         *(_of_runs(every) if found is None else _of_study(found)),
         *_tuned(groups, search),
         *_seeds(every),
@@ -67,17 +77,24 @@ def paragraph(groups: Mapping[str, Sequence[Run]], found: Tables | None, search:
     return "\n".join(filter(None, parts)) + "\n"
 
 
-def _values(key: str, values: Sequence[Any], varied: Mapping[str, Any], runs: Sequence[Run]) -> list[str]:
-    """Return the values of a key that varies; names of a section's kinds with the options that go with them."""
-    section, _, last = key.rpartition(".")
-    if last not in NAMES or section not in SECTIONS:
-        return [escape(plain_value(value)) for value in values]
-    told = []
-    for value in values:
-        given = next((found for run in runs if name_of(found := section_of(run, section)) == value), {})
-        told.append(
-            with_options(str(value), {k: v for k, v in options_set(given).items() if f"{section}.{k}" not in varied})
-        )
+def _values(found: Tables, key: str) -> list[str]:
+    """Return the values of a key that varies; of a named section, or its name, with the options that go with them."""
+    above, _, last = key.rpartition(".")
+    section, told = key if key in SECTIONS else above if last in NAMES else "", []
+    for value in found.varied[key]:
+        there = found.study[key] == value
+        run = next((run for run, here in zip(found.runs, there, strict=True) if here and run is not None), None)
+        if section not in SECTIONS or run is None:
+            told.append(escape(plain_value(value)))
+            continue
+        part = section_of(run, section)
+        part = {
+            option: each
+            for option, each in part.items()
+            if option in NAMES or f"{section}.{option}" not in found.varied
+        }
+        mine = section == "algorithm"
+        told.append(with_options(name_of(part), _of_algorithm(part)) if mine else explained(section, part))
     return told
 
 
@@ -112,8 +129,7 @@ def _data(run: Run, every: Sequence[Run]) -> str:
     if run.summary.get("dealt") is False:
         return f"{whose}, which come in {many}"
     partition = section_of(run, "population.partition")
-    how = with_options(name_of(partition), options_set(partition))
-    return f"{whose}, dealt to {many} by the partition {how}{about('population.partition', partition)}"
+    return f"{whose}, dealt to {many} by the partition {explained('population.partition', partition)}"
 
 
 def _dealt_as(run: Run) -> Any:
@@ -154,34 +170,6 @@ def _evaluation(run: Run) -> str:
     return f"Models are evaluated after {when}{on}{kept}"
 
 
-def _participation(run: Run) -> str:
-    online, chosen, cohort = (section_of(run, key) for key in ("availability", "selection", "cohort"))
-    rounds = run.config.get("rounds")
-    how = f"{with_options(name_of(online), options_set(online))}{about('availability', online)}"
-    by = f"by {with_options(name_of(chosen), options_chosen('selection', chosen))}{about('selection', chosen)}"
-    by = "uniformly at random" if name_of(chosen) == "uniform" else by
-    who = f"all {cohort.get('size')} clients" if variance.everybody(run) else f"{cohort.get('size')} clients {by}"
-    limit = f", with a deadline of {cohort['deadline_s']:g} s" if cohort.get("deadline_s") else ""
-    wait_for = cohort.get("wait_for") or "all"
-    waits = f", and waits for {'all that are online' if wait_for == 'all' else escape(str(wait_for))}"
-    invites = f"the server invites {who}{waits}{limit}"
-    if name_of(online) == "always":
-        invites = invites.replace(", and waits for all that are online", "")
-        return f"In each of {rounds:,} rounds {invites}; all are online"
-    return f"In each of {rounds:,} rounds {invites}; who is online follows {how}. {_aborted(cohort)}"
-
-
-def _aborted(cohort: Mapping[str, Any]) -> str:
-    """Say what follows where too few answer."""
-    least = cohort.get("min_responses", 1)
-    few = "nobody answers" if least == 1 else f"fewer than {least} clients answer"
-    if cohort.get("on_abort") == "skip":
-        return f"A round in which {few} counts as done, and is not tried again"
-    if (attempts := cohort.get("attempts", 10)) == 1:
-        return f"A round in which {few} ends the run"
-    return f"A round in which {few} is tried again, in up to {attempts} attempts"
-
-
 def _algorithm(run: Run) -> str:
     options = section_of(run, "algorithm")
     told = with_options(name_of(options), _of_algorithm(options))
@@ -204,12 +192,22 @@ def _of_algorithm(options: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _features(run: Run) -> str:
+def _start(run: Run) -> str:
+    begins = run.config.get("warm_start")
+    return f"The first model is that of {code(str(begins))}." if begins else ""
+
+
+def _besides(run: Run) -> str:
+    """List the features that are used, and all other settings that are no defaults."""
     told = []
     for key in FEATURES:
         section = {k: v for k, v in section_of(run, key).items() if v not in (None, [], {})}
         if section and name_of(section) != "none":
             told.append(f"{escape(key.replace('_', ' '))} {in_words(section) or escape(name_of(section))}")
+    for key, value in leaves(run.config):
+        said = any(key == each or key.startswith(f"{each}.") for each in (*TOLD, *UNTOLD))
+        if not said and value not in (DEFAULTS.get(key), None, [], {}):
+            told.append(f"{code(key)} {escape(plain_value(value))}")
     return f"Besides: {'; '.join(told)}." if told else ""
 
 
@@ -251,10 +249,6 @@ def _of_study(found: Tables) -> Iterator[str]:
     """Yield what was asked of a study, and what of it went wrong."""
     if found.target is not None:
         yield f"The cost of reaching {escape(str(found.target))} is what it took up to the first evaluation that found it reached."
-        if known := [run for run in found.runs if run is not None]:
-            devices = section_of(known[0], "devices")
-            made = with_options(name_of(devices), options_chosen("devices", devices))
-            yield f"Virtual seconds are of simulated devices, {made}."
     failed = int((~found.study["status"].isin(DONE)).sum())
     late = int(found.study["aborted_attempts"].sum()) if "aborted_attempts" in found.study else 0
     if failed:

@@ -7,7 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from fedfleet.config.schema import SECTIONS
+from fedfleet.config.schema import SECTIONS, Config
+from fedfleet.files.documents import leaves
 from fedfleet.report.latex import escape
 from fedfleet.report.tables import Run
 from fedfleet.report.words import plain_value
@@ -15,6 +16,8 @@ from fedfleet.report.words import plain_value
 UNTOLD = ("name", "kind", "of", "sha256", "digest", "source", "min_size")
 """Keys that are no options, or are told elsewhere."""
 NAMES = ("name", "kind")
+DEFAULTS = dict(leaves(Config().model_dump(mode="json")))
+"""Defaults of all settings, by dotted key."""
 
 
 def _at(run: Run, key: str) -> Any:
@@ -86,17 +89,17 @@ def _words(option: str) -> str:
     return " ".join({"lr": "learning rate"}.get(word, escape(word)) for word in option.split("_"))
 
 
-def with_options(name: str, options: Mapping[str, Any]) -> str:
-    """Return a name as code, and its options in brackets."""
-    return f"{code(name)}{f' ({in_words(options)})' if options else ''}"
+def with_options(name: str, options: Mapping[str, Any], about: str = "") -> str:
+    """Return a name as code, and in brackets its options, and what it is."""
+    said = "; ".join(filter(None, [in_words(options), about]))
+    return f"{code(name)}{f' ({said})' if said else ''}"
 
 
-def about(key: str, section: Mapping[str, Any]) -> str:
-    """Return what a part is in the words of its registry, after a colon; nothing of one's own part."""
-    of = SECTIONS.get(key)
-    entry = of.registry.get(name_of(section)) if of is not None else None
-    text = "" if entry is None else entry.about.rstrip(".")
-    return f": {escape(text[0].lower() + text[1:])}" if text else ""
+def explained(key: str, section: Mapping[str, Any]) -> str:
+    """Return the name of a section's part, all its options, and what it is in the words of its registry."""
+    of, name = SECTIONS.get(key), name_of(section)
+    text = of.registry.about(name).rstrip(".") if of is not None and name in of.registry else ""
+    return with_options(name, options_set(section), escape(f"{text[:1].lower()}{text[1:]}"))
 
 
 def code(name: str) -> str:

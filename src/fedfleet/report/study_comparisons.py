@@ -323,7 +323,7 @@ def gets_back(tables: Tables) -> Iterator[str]:
     told = f"{reference} loses most at {_place(most)}"
     if largest.cost.mean > most.cost.mean:
         noise = f"{largest.cost.mean:.3f} ± {largest.cost.half:.3f}, which may be chance"
-        told = f"{told} beyond chance ({noise}, at {_place(largest)})"
+        told = f"Beyond chance {told} ({noise}, at {_place(largest)})"
     yield f"{told}: {lost}. Won back (95 % interval): {said}."
 
 

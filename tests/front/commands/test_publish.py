@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import reduce
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import pytest
 import yaml
 
 import fedfleet
-from fedfleet.commands import publish, tuned
+from fedfleet.commands import methods, options_told, publish, tuned
 from fedfleet.commands.methods import paragraph
+from fedfleet.config.schema import load
+from fedfleet.report.settings import USED
 from fedfleet.report.tables import read
 from tests.front.report.report_runs import make_run
 
@@ -66,11 +69,11 @@ def test_what_is_written(runs: fedfleet.Runs, tmp_path: Path, command) -> None:
     assert b"/Type3" not in drawn
     publish.runs([runs.folder], tmp_path / "two", 2.5, tmp_path / "tune")
     assert all((tmp_path / "two" / "paper" / path.name).read_bytes() == path.read_bytes() for path in paper.iterdir())
-    methods, bib = (paper / "methods.tex").read_text(), (paper / "references.bib").read_text()
+    told, bib = (paper / "methods.tex").read_text(), (paper / "references.bib").read_text()
     for says in (
-        r"dealt to 20 clients of 20 to 148 training examples by the partition \texttt{dirichlet} (alpha 0.3)",
+        r"dealt to 20 clients of 20 to 148 training examples by the partition \texttt{dirichlet} (alpha 0.3; shares of",
         "In each of 2 rounds the server invites 5 clients",
-        r"who is online follows \texttt{bernoulli} (rate 0.6)",
+        r"who is online follows \texttt{bernoulli} (rate 0.6; each client is online with a fixed probability,",
         r"A\_B is \texttt{scaffold} (", "learning rate 0.05", r"\cite{karimireddy2020scaffold}", "Seeds are 3 and 4",
         "The partition is the same for all seeds", r"over \texttt{algorithm.lr} in loguniform(0.01, 1)", "8 trials", "seed 9",
         "Hyper-parameters of FedAvg were chosen", r"on 10 \% of the training examples, kept aside", 
@@ -82,11 +85,11 @@ def test_what_is_written(runs: fedfleet.Runs, tmp_path: Path, command) -> None:
         "client optimizer sgd, server optimizer sgd (learning rate 1)",
         "Models are evaluated after every round, on", "A round in which nobody answers is tried again, in up to 10 attempts",
     ):  # fmt: skip
-        assert says in methods
+        assert says in told
     head = (paper / "results.csv").read_text().splitlines()[0].split(",")
     assert head[-2:] == ["worst_recall mean", "worst_recall sd"]
     assert "add --paper" in command("report", runs.folder, "--out", tmp_path / "one")[1]  # what is there is older now
-    keys = {key for cited in re.findall(r"\\cite\{(.*?)\}", methods) for key in cited.split(", ")}
+    keys = {key for cited in re.findall(r"\\cite\{(.*?)\}", told) for key in cited.split(", ")}
     assert keys == set(re.findall(r"@\w+\{(.*?),", bib))
 
 
@@ -112,6 +115,36 @@ def test_methods_tell_options_that_are_no_defaults_and_those_alone(runs: fedflee
         "Models are evaluated after every 2 rounds and after the last",
     ):  # fmt: skip
         assert says in told
+
+
+def test_every_setting_that_decides_a_result_is_told(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """Another value of any setting makes another paragraph, but for those that change nothing, or nothing beside the others."""
+    plain = replace(read(make_run(tmp_path / "plain")), config={})
+    bases: list[dict[str, Any]] = [
+        {}, {"cohort.wait_for": "siwer", "cohort.late": "keep", "availability": {"kind": "bernoulli", "rate": 0.5}},
+    ]  # fmt: skip
+    given: dict[str, Any] = {"patience": {"metric": "eval/auc", "evaluations": 3}, "callbacks": [{"name": "x:y"}]}
+    given |= {"population.root": {"examples": 7}, "cohort.on_abort": "skip"}
+    given |= {key: {"epsilon": 3.0} for key in ("privacy", "example_privacy", "secure_aggregation")}
+    others = {bool: lambda x: not x, int: lambda x: x + 1, float: lambda x: x + 0.5, str: lambda _: "other"}
+    aside = (
+        *methods.UNTOLD,
+        *(f"algorithm.{naming.partition('.')[0]}" for naming in USED),
+    )  # the latter as in the test above
+    for key, value in options_told.DEFAULTS.items():
+        if any(f"{key}.".startswith(f"{each}.") for each in aside) or key.endswith(".source"):
+            continue
+        with subtests.test(key):
+            changed = False
+            for base in bases:
+                config = load(base).model_dump(mode="json")
+                was = paragraph({"x": [replace(plain, config=config)]}, None, None)
+                other = given[key] if key in given else others.get(type(value), lambda _: 3)(value)
+                *parents, last = key.split(".")
+                section = reduce(lambda node, name: node[name], parents, config)
+                section[last] = other
+                changed |= paragraph({"x": [replace(plain, config=config)]}, None, None) != was
+            assert changed
 
 
 def test_a_task_of_ones_own_is_told_with_torchs_loss(tmp_path: Path) -> None:

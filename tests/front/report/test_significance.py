@@ -313,7 +313,7 @@ def test_a_study_says_which_label_dropout_costs_less():
     wide = (noisy.study["label"] == "FedAvg") & (noisy.study["availability.rate"] == 0.1)
     noisy.study["final/accuracy"] -= 0.5 * wide * noisy.study["seed"]
     won = next(study_page.answers(noisy))
-    assert won.startswith("FedAvg loses most at availability.rate = 0.5 beyond chance (0.95")
+    assert won.startswith("Beyond chance FedAvg loses most at availability.rate = 0.5 (0.95")
     assert "which may be chance, at availability.rate = 0.1): 0.250" in won
     (line, _) = study_page.answers(study({"MIFA": 0.0, "FedAvg": 0.5}))
     assert "nobody can be said" in line
