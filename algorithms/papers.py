@@ -7,6 +7,14 @@ from collections.abc import Mapping
 from fedfleet.algorithms.bibtex import Paper
 from fedfleet.algorithms.papers_of_domains import OF_DOMAINS
 
+_REDDI = Paper(
+    "reddi2021adaptive",
+    "Reddi, Sashank J. and Charles, Zachary and Zaheer, Manzil and Garrett, Zachary and Rush, Keith and "
+    "Konečný, Jakub and Kumar, Sanjiv and McMahan, H. Brendan",
+    "Adaptive Federated Optimization",
+    "ICLR",
+    2021,
+)
 _MCMAHAN = Paper(
     "mcmahan2017communication",
     "McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and Agüera y Arcas, Blaise",
@@ -120,14 +128,7 @@ _ROBUST_RULES = (
 PAPERS: Mapping[str, tuple[Paper, ...]] = {
     "fedavg": (_MCMAHAN,),
     "fedopt": (
-        Paper(
-            "reddi2021adaptive",
-            "Reddi, Sashank J. and Charles, Zachary and Zaheer, Manzil and Garrett, Zachary and Rush, Keith and "
-            "Konečný, Jakub and Kumar, Sanjiv and McMahan, H. Brendan",
-            "Adaptive Federated Optimization",
-            "ICLR",
-            2021,
-        ),
+        _REDDI,
         Paper(
             "hsu2019measuring",
             "Hsu, Tzu-Ming Harry and Qi, Hang and Brown, Matthew",
@@ -447,6 +448,7 @@ PAPERS: Mapping[str, tuple[Paper, ...]] = {
     **OF_DOMAINS,
 }
 """By the name in configurations."""
+SERVER_OPTIMIZERS: Mapping[str, tuple[Paper, ...]] = dict.fromkeys(("adam", "yogi", "adagrad"), (_REDDI,))
 CORRECTIONS: Mapping[str, tuple[Paper, ...]] = {
     "known_p": (
         Paper(

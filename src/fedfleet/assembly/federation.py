@@ -15,6 +15,7 @@ from fedfleet.config.population import (
     check_drawn,
     check_grouped,
     check_source_share,
+    drawn,
     make_population,
     problem,
     with_clients,
@@ -51,6 +52,7 @@ class Federated(Loaded):
         up, down: the transforms on the two ways.
         breaks: what of all this takes away what features may need.
         dealt: whether clients were dealt by the partition.
+        drawn: whether the partition's seed draws anything.
         population, problem: the clients, and what the algorithm knows of them.
         z: the initial model.
         net_advice: lines on what of the net will rarely do.
@@ -66,6 +68,7 @@ class Federated(Loaded):
     down: tuple[Step, ...]
     breaks: tuple[Break, ...]
     dealt: bool
+    drawn: bool
     population: Population
     problem: Problem
     z: Tree
@@ -144,6 +147,7 @@ def federate(x: Loaded, task: Task | None = None, algorithm: Algorithm | None = 
         down=down,
         breaks=breaks,
         dealt=isinstance(data, Dataset),
+        drawn=drawn(config, x.data, given=_given(written)),
         population=population,
         problem=result,
         z=z,
@@ -153,9 +157,13 @@ def federate(x: Loaded, task: Task | None = None, algorithm: Algorithm | None = 
     )
 
 
+def _given(written: frozenset[str]) -> bool:
+    return not {"data", "population"}.isdisjoint(written)
+
+
 def _dealt(x: Loaded, config: Config, task: Task, written: frozenset[str]) -> Population:
     """Return all clients of the data, in their domains. Raises ConfigError."""
-    check_drawn(config, x.data, given=not {"data", "population"}.isdisjoint(written))
+    check_drawn(config, x.data, given=_given(written))
     dealt = make_population(config, x.data, lambda kind, clients: _vectors(config, task)(kind, clients))
     if {"data", "population.dataset"} & written:
         part = next((p for p in ("population", "data") if getattr(x.given, p) is not None), "population.dataset")

@@ -176,7 +176,7 @@ def _algorithm(run: Run) -> str:
     inner = section_of(run, "algorithm.of")
     if inner.get("name"):
         told += f" around {with_options(name_of(inner), _of_algorithm(inner))}"
-    keys = ", ".join(paper.key for paper in papers_of(run))
+    keys = ", ".join(dict.fromkeys(paper.key for paper in papers_of(run)))
     return f"{told}{f' {chr(92)}cite{{{keys}}}' if keys else ''}"
 
 

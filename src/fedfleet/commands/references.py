@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 
 from fedfleet.algorithms.bibtex import Paper
-from fedfleet.algorithms.papers import CORRECTIONS, PAPERS
+from fedfleet.algorithms.papers import CORRECTIONS, PAPERS, SERVER_OPTIMIZERS
 from fedfleet.commands.options_told import name_of, section_of
 from fedfleet.report import study_comparisons
 from fedfleet.report.study_tables import Tables, ranks
@@ -56,12 +56,13 @@ def bibliography(groups: Mapping[str, Sequence[Run]], found: Tables | None) -> l
 
 
 def papers_of(run: Run) -> Iterator[Paper]:
-    """Yield the papers of a run's algorithm, of the one that it wraps, and of their corrections."""
+    """Yield the papers of a run's algorithm, of the one that it wraps, and of their server optimisers and corrections."""
     for key in ("algorithm", "algorithm.of"):
         section = section_of(run, key)
         yield from PAPERS.get(name_of(section), ())
-        correction = section.get("correction")
-        yield from CORRECTIONS.get(name_of(correction), ()) if isinstance(correction, Mapping) else ()
+        for option, papers in (("server_optimizer", SERVER_OPTIMIZERS), ("correction", CORRECTIONS)):
+            part = section.get(option)
+            yield from papers.get(name_of(part), ()) if isinstance(part, Mapping) else ()
 
 
 def papers_of_tests(groups: Mapping[str, Sequence[Run]], found: Tables | None) -> Iterator[Paper]:

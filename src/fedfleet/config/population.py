@@ -269,25 +269,31 @@ def _clients(config: Config, data: Data) -> Population:
     return InMemoryPopulation({"x": examples.x, "y": examples.y}, partition.indices, partition.offsets, domain)
 
 
-def check_drawn(config: Config, data: Data, *, given: bool) -> None:
-    """Refuse a seed by which nothing is drawn; ``given`` says that data were made in Python. Raises ConfigError."""
+def drawn(config: Config, data: Data, *, given: bool) -> bool:
+    """Return whether the partition's seed draws anything; ``given`` says that data were made in Python."""
     p = config.population
-    if p.partition_seed == 0 or p.held_out or p.root or config.domains.draws:
-        return
+    if p.held_out or p.root or config.domains.draws:
+        return True
     of_a_path = isinstance(p.dataset, ByPath) and not given
     if isinstance(data, FederatedDataset):
         name = None if given or isinstance(p.dataset, ByPath) else p.dataset.name
-        if not (of_a_path or name == "synthetic" or (name == "disk" and p.clients is not None)):
-            raise ConfigError(
-                f"population.partition_seed={show(p.partition_seed)}: {data.name!r} comes in clients, the same for every seed: "
-                f"leave it out"
-            )
-    elif not (p.partition.draws or of_a_path):
-        mix = ", give population.partition.similarity" * hasattr(p.partition, "similarity")
-        raise ConfigError(
-            f"population.partition_seed={show(p.partition_seed)}: population.partition.kind={p.partition.kind!r} draws nothing, so "
-            f"every seed has the same clients: leave the seed out{mix}, or choose another partition"
-        )
+        return of_a_path or name == "synthetic" or (name == "disk" and p.clients is not None)
+    return p.partition.draws or of_a_path
+
+
+def check_drawn(config: Config, data: Data, *, given: bool) -> None:
+    """Refuse a seed by which nothing is drawn; ``given`` as of ``drawn``. Raises ConfigError."""
+    p = config.population
+    if p.partition_seed == 0 or drawn(config, data, given=given):
+        return
+    said = f"population.partition_seed={show(p.partition_seed)}:"
+    if isinstance(data, FederatedDataset):
+        raise ConfigError(f"{said} {data.name!r} comes in clients, the same for every seed: leave it out")
+    mix = ", give population.partition.similarity" * hasattr(p.partition, "similarity")
+    raise ConfigError(
+        f"{said} population.partition.kind={p.partition.kind!r} draws nothing, so every seed has the same clients: leave the seed "
+        f"out{mix}, or choose another partition"
+    )
 
 
 def dealt(config: Config, data: Dataset) -> Partition:

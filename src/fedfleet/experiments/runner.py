@@ -390,6 +390,7 @@ class Runner:
             "domains": list(self.x.domain_names),
             "examples": self.x.examples,
             "dealt": self.x.dealt,
+            "drawn": self.x.drawn,
             "rounds": len(rounds),
             "initial": self.initial or {},
             "final": {**self._newest(), **self.of_last},

@@ -40,5 +40,8 @@ def held(runs: Sequence[Run], *, advice: bool = True) -> str | None:
         at = joined(sorted(dealt))
         where = f" ({KEY} = {at})" * advice
         how = f"The partition is the same for all seeds{where}: intervals say nothing of other partitions."
-        how += f" To deal anew for every seed, set {KEY}: {PAIRED}." * advice
+        fixed = all(run.summary.get("drawn") is False for run in kept)
+        how += (
+            " This partition draws nothing." if fixed else f" To deal anew for every seed, set {KEY}: {PAIRED}."
+        ) * advice
     return f"Spreads and intervals over seeds hold the variance of {joined(varying)}. {how}"

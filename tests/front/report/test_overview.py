@@ -68,11 +68,13 @@ def test_thousands_of_invitations_a_round_are_whole_numbers(tmp_path: Path) -> N
 
 
 def test_it_is_said_which_variance_intervals_hold(tmp_path: Path) -> None:
-    def held(of: Any, dealt: bool = True, **changes: Any) -> str:
+    def held(of: Any, dealt: bool = True, drawn: bool = True, **changes: Any) -> str:
         population = {**CONFIG["population"], "partition_seed": of}
-        place = tmp_path / f"{of}{dealt}{len(changes)}"
+        place = tmp_path / f"{of}{dealt}{drawn}{len(changes)}"
         given: list[dict[str, Any]] = [{"population": population, "seed": seed, **changes} for seed in (0, 1)]
-        found = variance.held([run(place / str(i), one, {"dealt": dealt}) for i, one in enumerate(given)])
+        found = variance.held(
+            [run(place / str(i), one, {"dealt": dealt, "drawn": drawn}) for i, one in enumerate(given)]
+        )
         assert found is not None
         return found
 
@@ -82,6 +84,8 @@ def test_it_is_said_which_variance_intervals_hold(tmp_path: Path) -> None:
     )
     assert "batches. The partition is the same for all seeds (population.partition_seed = 3)" in held(3)
     assert "The clients are those of the data" in held(0, dealt=False)
+    assert "To deal anew" in held(0, cohort=few)
+    assert "This partition draws nothing" in held(0, drawn=False)
     assert "initial models" not in held(0, warm_start="model.safetensors")
     assert "of initial models, who is online and batches." in held(1)
     assert "of initial models, cohorts and batches." in held(2, availability={"kind": "always"}, cohort=few)
