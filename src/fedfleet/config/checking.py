@@ -126,6 +126,7 @@ def _explain(errors: list[Any], model: type[BaseModel], mapping: dict[str, Any],
     )  # one an alternative
     text = " or ".join(m[0].lower() + m[1:] for m in messages).removeprefix("value error, ")
     text = text.replace("an object", "a mapping").replace("a valid array", "a list")
+    text = text.replace("input should be a valid string", "input should be text: quote it")
     long = place.whole and isinstance(error["input"], dict) and error["type"] != "refused"
     shown = "" if long else f"={show(error['input'])}"
     return f"{place.path}{shown}: {text}" if place.path else text

@@ -141,7 +141,7 @@ class Config(Options):
     configuration file, if they lie there. A run says here where they were."""
     warm_start: str | None = None
     """Start from this safetensors file (a ``model.safetensors`` of an earlier run)."""
-    until: str | None = None
+    until: Annotated[str, BeforeValidator(lambda given: given if isinstance(given, str) else f"{given}")] | None = None
     """Stop once a metric is reached, such as ``eval/auc=0.95``."""
     max_seconds: float | None = Field(default=None, gt=0)
     """Stop after this many seconds, those before a resume included."""

@@ -76,12 +76,6 @@ def checked(options: Tuning, rounds: int) -> dict[str, Distribution]:
         raise ConfigError(f"tune.reduction={options.reduction}: scheduler none has no rungs: leave it out")
     if options.min_rounds is not None and options.min_rounds > rounds:
         raise ConfigError(f"tune.min_rounds={options.min_rounds}: there are {rounds} rounds: give fewer")
-    if options.of == "best" and (goal(options) == "min") != less_is_better(options.metric):
-        kept = "least" if less_is_better(options.metric) else "greatest"
-        raise ConfigError(
-            f"tune.of='best': of {options.metric!r} runs keep the {kept} value, as by its name: choose last"
-        )
-    goal(options)
     return result
 
 
@@ -126,7 +120,13 @@ def measured_on(metric: str, held_out: float) -> str:
     return TEST
 
 
-def check_measured(metric: str, names: list[str]) -> None:
-    """Refuse a metric that is never measured. Raises ConfigError."""
-    if metric not in names:
-        raise ConfigError(unknown("tune.metric", metric, names))
+def check_measured(options: Tuning, names: list[str]) -> None:
+    """Refuse a metric that is never measured, or of which nobody says what is better. Raises ConfigError."""
+    if options.metric not in names:
+        raise ConfigError(unknown("tune.metric", options.metric, names))
+    if options.of == "best" and (goal(options) == "min") != less_is_better(options.metric):
+        kept = "least" if less_is_better(options.metric) else "greatest"
+        raise ConfigError(
+            f"tune.of='best': of {options.metric!r} runs keep the {kept} value, as by its name: choose last"
+        )
+    goal(options)

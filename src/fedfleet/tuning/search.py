@@ -122,7 +122,7 @@ def prepare(
     progress.say(f"{search.told}checking the first trial")
     first = search.trial(0, searchers.drawn(given, space, [], rungs), seeds[0])
     x = campaign.prepare(sweep.Trial(first, "" if name else first.label or "", "."), data)
-    tuning.check_measured(given.metric, x.metric_names())
+    tuning.check_measured(given, x.metric_names())
     return search
 
 

@@ -182,6 +182,7 @@ REFUSED = [
     ("algorithm=cdma_one algorithm.theory={pl: 1}", "algorithm.theory.smoothness: missing"),
     ("executor.actors=many", "executor.actors='many'"), ("cohort.wait_for=0", "cohort.wait_for=0"),
     ("algorithm.steps=1 algorithm.epochs=1", "algorithm: give steps or epochs, not both"),
+    ("label=3", "label=3: input should be text: quote it"),
     ("seeds=[1, x]", "seeds.1='x'"), ("seed.deep=1", "seed="), ("schema_version=7", "schema_version=7"),
 ]  # fmt: skip
 

@@ -17,7 +17,9 @@ from rich.console import Console
 
 import fedfleet
 from fedfleet.commands import tune
+from fedfleet.config import tuning
 from fedfleet.config.schema import load
+from fedfleet.config.tuning import Tuning
 from fedfleet.experiments import runner
 from fedfleet.experiments.progress import Progress
 from fedfleet.report.words import quantity
@@ -259,7 +261,7 @@ def test_tpe_looks_where_it_was_good_and_tells_trials_apart():
 
 
 REFUSED = [
-    ({"metric": "eval/other"}, "tune.goal"),
+    ({"metric": "eval/other"}, "tune.metric='eval/other': unknown"),
     ({"metric": "eval/acuracy", "goal": "max"}, "tune.metric='eval/acuracy': unknown; did you mean 'eval/accuracy'?"),
     ({"trials": None}, "tune.trials"), ({"searcher": "grid"}, "tune.search.algorithm.lr='loguniform(1e-3, 3)'"),
     ({"searcher": "grid", "search": {"algorithm.lr": [1, 2]}}, "tune.trials=6"),
@@ -295,6 +297,11 @@ def test_a_search_that_was_damaged_or_cut_is_refused_and_a_line_cut_short_is_not
     assert load(mark).rounds == 1
     next(out.glob("trials/*/seed-0/summary.json")).unlink()
     refused(lambda: findings.collect(prepared(), Journal(out).trials, out), f"{out}/trials/")
+
+
+def test_what_is_better_has_to_be_said_of_a_metric_that_does_not_say_it():
+    refused(lambda: tuning.check_measured(Tuning(metric="eval/odd"), ["eval/odd"]), "tune.goal: not given")
+    tuning.check_measured(Tuning(metric="eval/odd", goal="max"), ["eval/odd"])
 
 
 def test_what_cannot_be_is_refused_before_a_trial(subtests, tmp_path, monkeypatch):

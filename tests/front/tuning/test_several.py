@@ -178,7 +178,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"compare.FedAvg": {"tune.search": {}}}, "run 'FedAvg rate=1.0': tune.search: not given"),
     ({"tune": {"search": {"algorithm.mu": [1, 2]}}}, "run 'FedAvg rate=1.0': tune.search.algorithm.mu: it has no such"),
     ({"compare": {"best.yaml": {}}, "vary": None}, "compare or vary: 'best.yaml': a file of the search"),
-    ({"tune.metric": "eval/acuracy", "tune.goal": "max"}, "run 'FedAvg rate=1.0': tune.metric='eval/acuracy': unknown"),
+    ({"tune.metric": "eval/acuracy"}, "run 'FedAvg rate=1.0': tune.metric='eval/acuracy': unknown"),
     ({"max_seconds": 3}, "run 'FedAvg rate=1.0': max_seconds=3"),
 ]  # fmt: skip
 
