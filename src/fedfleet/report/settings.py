@@ -73,7 +73,8 @@ def settings(
     """A row a setting, a column a label; those that differ first, then what a study has varied. None without configurations."""
     shown = dict(list(groups.items())[:COLUMNS])
     columns = [_of_label(group) for group in shown.values() if group]
-    keys = [key for key in dict.fromkeys(key for column in columns for key in column) if key not in varied]
+    every = dict.fromkeys(key for column in columns for key in column)
+    keys = [key for key in every if varied.keys().isdisjoint((key, _title(key)))]
     differ = [key for key in keys if _differs(key, columns)]
     common = [key for key in keys if key not in differ and _told(key) and any(_is_on(c.get(key), key) for c in columns)]
     columns = [

@@ -84,7 +84,7 @@ def test_it_is_said_which_variance_intervals_hold(tmp_path: Path) -> None:
     )
     assert "batches. The partition is the same for all seeds (population.partition_seed = 3)" in held(3)
     assert "The clients are those of the data" in held(0, dealt=False)
-    assert "To deal anew" in held(0, cohort=few)
+    assert "To deal anew" in held(4)
     assert "This partition draws nothing" in held(0, drawn=False)
     assert "initial models" not in held(0, warm_start="model.safetensors")
     assert "of initial models, who is online and batches." in held(1)
@@ -247,6 +247,9 @@ def test_settings_that_differ_come_first_whatever_they_are_and_what_is_varied_ha
     assert ["algorithm.global_lr", "–", "1.0"] in found[:8]
     assert ["algorithm.lr", "0.2 and 0.1", "0.2 and 0.1"] in found
     assert ["availability", *["always and label_correlated"] * 2] in found
+    whole = settings(groups, varied={"availability": ["always", "label_correlated"]})
+    assert whole is not None
+    assert [values for key, *values in whole.rows if key == "availability"] == [["always and label_correlated"] * 2]
     assert ["availability.strength", "–", "3.0"] in found  # which only a run has that is not the first
     table = settings(groups, varied=varied)
     assert table is not None
