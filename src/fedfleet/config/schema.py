@@ -233,7 +233,7 @@ def _check_once(given: Mapping[str, Any]) -> None:
 
 
 def _check_reaches(config: Config, changes: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse an override of what labels or points set otherwise afterwards, unless it gives these, too. Raises ConfigError."""
+    """Refuse an override of what several runs set otherwise afterwards, unless it gives these, too. Raises ConfigError."""
     given = {key: value for change in changes for key, value in flattened(change).items()}
     later = [(f"compare.{label}", own) for label, own in (config.compare or {}).items() if "compare" not in given]
     for key, values in (config.vary or {}).items() if "vary" not in given else ():
@@ -245,6 +245,9 @@ def _check_reaches(config: Config, changes: Sequence[Mapping[str, Any]]) -> None
                 raise ConfigError(
                     f"{key}={show(given[key])}: {where} sets it to {show(sets[key])}: change it there, or leave it out"
                 )
+    drawn = config.tune.search if config.tune is not None and not any(key.startswith("tune") for key in given) else {}
+    for key in drawn.keys() & given.keys():
+        raise ConfigError(f"{key}={show(given[key])}: tune.search has it, too: change it there, or leave it out")
 
 
 def _texts(node: Any) -> Iterator[str]:

@@ -224,6 +224,11 @@ def test_a_key_is_set_in_one_place_alone(subtests: pytest.Subtests) -> None:
         (label, {"algorithm.lr": 0.1}, "algorithm.lr=0.1: compare.A sets it to 0.3"),
         (label, {"algorithm": "fedprox"}, "algorithm.name='fedprox': compare.B sets it to 'scaffold'"),
         (section, {short: "label_correlated"}, "availability.kind='label_correlated': vary.availability sets it"),
+        (
+            {"tune": {"search": {"algorithm.lr": [1]}, "metric": "eval/loss"}},
+            {"algorithm.lr": 2},
+            "algorithm.lr=2: tune.search",
+        ),
         (label, {"algorithm.lr": 0.3}, None),
         (label, {"compare.A.algorithm.lr": 0.1}, None),
         (label, {"algorithm.lr": 0.1, "compare": {"A": {"algorithm.lr": 0.2}}}, None),
