@@ -145,7 +145,9 @@ def _task(run: Run) -> str:
     entropy = "; the loss is cross-entropy" * (name_of(task) == "classification")
     widths = f" (hidden {plain_value(hidden)})" if hidden else ""
     numbers = f" of {size:,.0f} numbers" if size else ""
-    chosen = {k: v for k, v in options_chosen("task", task).items() if k not in ("model", "hidden", "options")}
+    chosen = {
+        k: v for k, v in options_chosen("task", task, ("loss",)).items() if k not in ("model", "hidden", "options")
+    }
     if is_own(run, "task"):
         chosen = {} if (loss := own_loss.read(run)) is None else {"loss": loss.told()}
     return (

@@ -44,9 +44,9 @@ def _invited(run: Run) -> str:
     chosen, cohort = section_of(run, "selection"), section_of(run, "cohort")
     asked = rounded_up((cohort.get("size") or 0) * (cohort.get("over_select") or 1))
     if variance.everybody(run):
-        return f"all {asked} clients"
+        return f"all {count(asked, 'client')}"
     by = "uniformly at random" if name_of(chosen) == "uniform" else f"by {explained('selection', chosen)}"
-    return f"{asked} clients {by}"
+    return f"{count(asked, 'client')} {by}"
 
 
 def _waits(run: Run) -> str:
