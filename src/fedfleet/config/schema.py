@@ -109,7 +109,7 @@ class Config(Options):
     label: str | None = None
     """Name in reports; the algorithm's name if not given."""
     seed: Seed = 0
-    """Seed of everything but the partition."""
+    """Seed of everything but the partition. An override of it takes the place of ``seeds``."""
     seeds: Annotated[list[Seed], Field(min_length=1)] | None = None
     """Run once for each of these instead of ``seed``."""
     rounds: int = Field(default=100, ge=0)
@@ -196,7 +196,8 @@ def load(
 
     A file may be given by the name of one that comes with the package, such as "quickstart" (``fedfleet configs``).
     Overrides are ``dotted.key=value`` strings (values in YAML) or a mapping of dotted keys; a mapping as a value sets its keys
-    and leaves the others. An override that changes the name of a section leaves out the options that only the old name has.
+    and leaves the others; ``seed`` takes the place of ``seeds``. An override that changes the name of a section leaves out the
+    options that only the old name has.
 
     A file in the folder of a run that names code, and that no run of this user's has written, is refused unless it is trusted.
 
@@ -212,7 +213,9 @@ def load(
     changes = [overrides] if isinstance(overrides, Mapping) else [override(text) for text in overrides or []]
     if isinstance(source, Path) and is_of_a_run(source):
         check_trusted(source, [key for change in changes for key, _ in _flat(plain(change))], trust=trust)
-    config = _build([given, *changes])
+    keys = {key for change in changes for key in flattened(change)}
+    one_seed = [{"seeds": None}] if "seed" in keys and "seeds" not in keys else []
+    config = _build([given, *changes, *one_seed])
     _check_reaches(config, changes)
     if not isinstance(source, Path) or config.code_dir is not None:
         return config
