@@ -217,7 +217,7 @@ def test_several_seeds_count_by_their_mean_and_the_best_evaluation_may_count(tmp
         assert len(set(values)) == 2
         assert row["value"] == statistics.fmean(values)
     tune.show(found, tmp_path / "two", Console(quiet=True))
-    found = tuned(tmp_path / "best", of="best", trials=3, scheduler="none", **{"algorithm.lr": 0.1})
+    found = tuned(tmp_path / "best", of="best", trials=3, scheduler="none")
     for row in found.rows:
         summary = json.loads((searching.folder(tmp_path / "best", row["trial"], 0) / "summary.json").read_text())
         assert row["value"] == summary["best"]["eval/loss"]
