@@ -54,6 +54,6 @@ def ranking(names: Sequence[str], result: Order, by: str, means: np.ndarray | No
     more = f"; {len(told) - PAIRS} more are ahead of some" if len(told) > PAIRS else ""
     left = len(result.pairs) - len(result.apart)
     return (
-        f"By {by}, {'; '.join(told[:PAIRS])}{more}; the other {count(left, 'pair')} cannot be told apart ({tested}). "
+        f"By {by}, {'; '.join(told[:PAIRS])}{more}; the other {count(left, 'pair') if left > 1 else 'pair'} cannot be told apart ({tested}). "
         f"Means: {', '.join(ordered)}."
     )
