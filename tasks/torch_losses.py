@@ -148,7 +148,7 @@ def wrapped(f: Any) -> Loss | None:
         return None
     reduction = options.pop("reduction", "mean")
     given = {n: v for n, v in options.items() if isinstance(v, Tensor) or v != defaults[n]}
-    return _loss(name, given, reduction) if reduction != "none" else None
+    return _loss(name, given, reduction)
 
 
 def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

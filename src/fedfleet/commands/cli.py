@@ -345,7 +345,7 @@ def report(
             written = write_report(runs, out or runs[0], wanted)
         else:
             config = text_of(runs[0] / campaign.CAMPAIGN, YAML_BYTES)
-            written = write_study_report(varied, out or runs[0], config)
+            written = write_study_report(varied, out or runs[0], config, runs[0])
         if paper:
             from fedfleet.commands import publish
 

@@ -246,12 +246,12 @@ def shown(
     if asked:
         return list(asked)
     query = [*named(where or "", names), *([] if sort is None else [sort])]
+    measured = [name for name in names if name.startswith("eval/") and frame[name].notna().any()]
     if table is not None:
         of_runs = {name for name in names if name in every and f"{OF_RUN}{name}" not in names}
-        own = [n for n in names if (n not in of_runs and not n.startswith(OF_RUN)) or n.startswith("eval/")]
+        own = [name for name in names if name not in of_runs and not name.startswith((OF_RUN, "eval/"))] + measured
         first = [f"{OF_RUN}{name}" if f"{OF_RUN}{name}" in names else name for name in ("folder", "label", "seed")]
         return list(dict.fromkeys([*first, *query, *own]))
-    measured = [name for name in names if name.startswith("eval/") and frame[name].notna().any()]
     metrics = [f"eval/{name}" for name in parted([name.removeprefix("eval/") for name in measured], ())[0]]
     return list(dict.fromkeys([*(name for name in FIRST if name in names), *query, *metrics[:METRICS]]))
 

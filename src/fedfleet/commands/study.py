@@ -87,7 +87,11 @@ def plan(
         grid: something must vary.
 
     """
-    given = dict(map(varied, vary))
+    given: dict[str, list[Any]] = {}
+    for key, values in map(varied, vary):
+        if key in given:
+            raise ConfigError(f"--vary {key}: given twice: give its values in one, {key}=value,value")
+        given[key] = values
     axes = given | {k: v for k, v in (config.vary or {}).items() if k not in given}
     if grid and not axes:
         raise ConfigError(

@@ -16,7 +16,7 @@ from fedfleet.experiments.progress import Progress
 from fedfleet.report import winners_page
 from fedfleet.report.tuning_tables import Findings, Winners
 from fedfleet.report.words import number, quantity
-from fedfleet.simulator.errors import FedfleetError
+from fedfleet.simulator.errors import ConfigError, FedfleetError
 from fedfleet.tuning import findings as findings
 from fedfleet.tuning import several, winners
 from fedfleet.tuning.search import Search
@@ -29,7 +29,11 @@ SHOWN = 15
 
 def configured(config: Config, search: list[str], seeds: int | None, given: Mapping[str, Any]) -> Config:
     """Return a configuration with what the command line says of a search. Raises ConfigError."""
-    said: dict[str, Any] = {f"tune.search.{key}": value for text in search for key, value in searched(text).items()}
+    said: dict[str, Any] = {}
+    for key, value in (pair for text in search for pair in searched(text).items()):
+        if f"tune.search.{key}" in said:
+            raise ConfigError(f"--search {key}: given twice: give one distribution for it")
+        said[f"tune.search.{key}"] = value
     said |= {f"tune.{key}": value for key, value in given.items() if value is not None}
     if seeds is not None:
         said["seeds"] = [*range(config.seed, config.seed + seeds)]

@@ -93,7 +93,7 @@ class DiurnalOptions(OnlineOptions):
 
 
 class CorrelatedOptions(InPhasesOptions):
-    """Each client is online with a probability of its own, afresh in every phase."""
+    """Clients with more examples are online more where strength is above 0, and less where it is below."""
 
     rate: float = Field(default=0.5, gt=0, le=1)
     """Mean of the clients' probabilities."""
@@ -107,7 +107,7 @@ class CorrelatedOptions(InPhasesOptions):
 
 
 class LabelCorrelatedOptions(CorrelatedOptions):
-    """Clients of high class numbers, or without certain classes, are online more."""
+    """Clients of higher class numbers, or without certain classes, are online more where strength is above 0, less below."""
 
     classes: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
     """Classes whose holders are online less; s rises with the mean class number if not given."""

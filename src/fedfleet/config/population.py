@@ -335,9 +335,9 @@ def with_clients(
     if p.clients is not None and p.clients != dealt.size:
         raise ConfigError(f"population.clients={p.clients}: the population has {dealt.size}: leave it out")
     if not asynchronous and invite > size:
-        there = (
-            f"there are only population.clients={size}" if size == dealt.size else f"only {size} clients have labels"
-        )
+        tested = len(data.names.held_out)
+        kept = f" ({tested} more {'is' if tested == 1 else 'are'} held out as test examples)" * bool(tested)
+        there = f"only {size} clients learn{kept}" if size == dealt.size else f"only {size} clients have labels"
         raise ConfigError(f"cohort.size={invite}: {there}: lower it")
     if not asynchronous and (wanted := asked(config.cohort)) > size:
         raise ConfigError(

@@ -197,6 +197,9 @@ def in_order(values: np.ndarray, *, least_is_best: bool = False, scale: np.ndarr
     known = np.isfinite(values)
     total, seeds = np.where(known, values, 0.0).sum(0), known.sum(0)
     mean = np.divide(total, seeds, out=np.full(len(seeds), math.nan), where=seeds > 0)
+    mean = np.where(
+        np.abs(mean) <= RESOLUTION * np.nanmax(np.abs(values if scale is None else scale), initial=0.0), 0.0, mean
+    )
     order = np.argsort(mean if least_is_best else -mean, kind="stable").tolist()
     both = list(itertools.combinations(order, 2))
     of = lambda a, b: None if scale is None else np.maximum(scale[:, a], scale[:, b])  # noqa: E731

@@ -21,17 +21,20 @@ NAMED = 12  # points that a sentence names at most; the table has them all
 SERVED_WORST = "recall of the worst class"
 
 
-def write_study_report(tables: Tables, out: Path, config: str) -> Path:
-    """Write `out/report.html` and the figures below `out/figures`; `config` is the study's configuration as text."""
+def write_study_report(tables: Tables, out: Path, config: str, folder: Path | None = None) -> Path:
+    """Write `out/report.html` and the figures below `out/figures`.
+
+    `config` is the study's configuration as text; `folder` that of the trials, `out` if not given.
+    """
     from fedfleet.report import study_figures  # here, for matplotlib takes most of a second to import
 
     drawn = study_figures.draw(tables)
-    html = render(tables, drawn, out, config)
+    html = render(tables, drawn, folder or out, config)
     return write(out, html, drawn)
 
 
-def render(tables: Tables, pictures: Sequence[Any], out: Path, config: str) -> str:
-    """The page as text."""
+def render(tables: Tables, pictures: Sequence[Any], folder: Path, config: str) -> str:
+    """The page as text; `folder` is that of the trials."""
     study, key = tables.study, next(iter(tables.varied))
     failed = study[~study["status"].isin(DONE)]
     errors: dict[str, list[str]] = {}
@@ -43,7 +46,7 @@ def render(tables: Tables, pictures: Sequence[Any], out: Path, config: str) -> s
         title=f"Study: {joined(tables.metrics[:1]) or 'nothing measured'} against {key}",
         status="failed" if len(failed) == len(study) else f"{len(failed)} failed" if len(failed) else "finished",
         status_kind="failed" if len(failed) else "finished",
-        subtitle=f"{' × '.join([*grid, count(seeds, 'seed')])}: {count(len(study), 'trial')} in {out}",
+        subtitle=f"{' × '.join([*grid, count(seeds, 'seed')])}: {count(len(study), 'trial')} in {folder}",
         errors=[
             (f"{count(len(names), 'trial')} failed", f"{'; '.join(names)}:\n{text}") for text, names in errors.items()
         ],

@@ -34,6 +34,9 @@ def held(runs: Sequence[Run], *, advice: bool = True) -> str | None:
     if dealt == {PAIRED}:
         varying.append("partitions")
         how = f"Every seed deals the clients anew{f' ({KEY}: {PAIRED})' * advice}."
+    elif PAIRED in dealt:
+        varying.append(f"partitions where {KEY} is {PAIRED}")
+        how = "Elsewhere the partition is the same for all seeds, and intervals say nothing of other partitions."
     elif all(run.summary.get("dealt") is False for run in kept):
         how = "The clients are those of the data, the same for all seeds: intervals say nothing of other clients."
     else:

@@ -53,7 +53,8 @@ def ranking(names: Sequence[str], result: Order, by: str, means: np.ndarray | No
     told = [f"{names[better]} is ahead of {joined(worse)}" for better, worse in ahead.items()]
     more = f"; {len(told) - PAIRS} more are ahead of some" if len(told) > PAIRS else ""
     left = len(result.pairs) - len(result.apart)
+    others = count(left, "pair") if left > 1 else "pair"
     return (
-        f"By {by}, {'; '.join(told[:PAIRS])}{more}; the other {count(left, 'pair') if left > 1 else 'pair'} cannot be told apart ({tested}). "
+        f"By {by}, {'; '.join(told[:PAIRS])}{more}; the other {others} cannot be told apart ({tested}). "
         f"Means: {', '.join(ordered)}."
     )
