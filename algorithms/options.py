@@ -87,6 +87,8 @@ class Torchs(NamedTuple):
     fixed: Mapping[str, Any] = MappingProxyType({})
     needed: str | None = None
     """The one of its options that has no default in torch."""
+    instead: Mapping[str, str] = MappingProxyType({})
+    """Options of torch's that have another one in their place, and what to give."""
 
 
 class ByName(Options):
@@ -131,7 +133,8 @@ class ByName(Options):
         called = {ours: theirs for theirs, ours in known.options.items()} | dict.fromkeys(("beta1", "beta2"), "betas")
         if lost := [key for key in said if key not in (cls.naming, "betas", *known.options, *cls.model_fields)]:
             options = [called.get(key, key) for key in cls._options(known.name) if key not in known.fixed]
-            raise ValueError(f"{name} has no option {lost[0]} here: choose among {', '.join(dict.fromkeys(options))}")
+            choice = known.instead.get(lost[0]) or f"choose among {', '.join(dict.fromkeys(options))}"
+            raise ValueError(f"{name} has no option {lost[0]} here: {choice}")
         given = {known.options.get(key, key): value for key, value in said.items() if key != cls.naming}
         if known.needed is not None and known.options[known.needed] not in given:
             raise ValueError(f"{name} needs {known.needed}: give it")
@@ -165,7 +168,12 @@ class Schedule(ByName):
         {
             "StepLR": Torchs("step", {"step_size": "every", "gamma": "factor"}, needed="step_size"),
             "ExponentialLR": Torchs("step", {"gamma": "factor"}, {"every": 1}, needed="gamma"),
-            "CosineAnnealingLR": Torchs("cosine", {"T_max": "rounds"}, needed="T_max"),
+            "CosineAnnealingLR": Torchs(
+                "cosine",
+                {"T_max": "rounds"},
+                needed="T_max",
+                instead={"eta_min": "give floor, which is eta_min / lr, a share"},
+            ),
         }
     )
     kind: Literal["constant", "power", "step", "cosine"] = "constant"

@@ -44,6 +44,11 @@ def test_an_optimiser_is_torchs(name: str, given: dict[str, Any], prefix: str):
         torch.testing.assert_close(leaf, theirs, rtol=1e-6, atol=0)
 
 
+def test_an_option_that_is_another_here_is_named():
+    with pytest.raises(ValidationError, match="no option eta_min here: give floor"):
+        Schedule.model_validate({"kind": "CosineAnnealingLR", "T_max": 9, "eta_min": 0.1})
+
+
 def test_an_option_that_torch_wants_is_wanted():
     for name, given in SCHEDULES:
         needed = next(iter(given))

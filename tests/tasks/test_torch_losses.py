@@ -143,6 +143,7 @@ def test_a_loss_of_torch_in_a_function_has_its_metrics_and_options():
     found = _loss(lambda o, y: smooth(o, y), "")
     assert (found.name, found.metrics, found.weighted, found.own) == ("cross_entropy", ("accuracy",), True, None)
     assert _loss(lambda o, y: F.cross_entropy(2 * o, y), "").own is not None
+    assert _loss(lambda o, y: F.cross_entropy(o, y, reduction="none"), "").own is None
 
 
 def test_a_run_with_it_is_the_run_with_its_name(tmp_path):

@@ -14,7 +14,7 @@ from fedfleet.commands.options_told import (
     in_words,
     is_own,
     name_of,
-    options_chosen,
+    options_that_matter,
     section_of,
     with_options,
 )
@@ -120,7 +120,7 @@ def _data(run: Run, every: Sequence[Run]) -> str:
     clients = population.get("clients")
     many = f"{clients:,} clients" if isinstance(clients, int) else "clients"
     own = is_own(run, "population.dataset")
-    whose = with_options(name_of(dataset), {} if own else options_chosen("population.dataset", dataset))
+    whose = with_options(name_of(dataset), {} if own else options_that_matter("population.dataset", dataset))
     sizes = [of for each in every if (of := each.section("client_examples")) and _dealt_as(each) == _dealt_as(run)]
     if sizes:
         low, high = f"{min(of['least'] for of in sizes):,}", f"{max(of['most'] for of in sizes):,}"
@@ -146,7 +146,9 @@ def _task(run: Run) -> str:
     widths = f" (hidden {plain_value(hidden)})" if hidden else ""
     numbers = f" of {size:,.0f} numbers" if size else ""
     chosen = {
-        k: v for k, v in options_chosen("task", task, ("loss",)).items() if k not in ("model", "hidden", "options")
+        k: v
+        for k, v in options_that_matter("task", task, ("loss",), defaults=False).items()
+        if k not in ("model", "hidden", "options")
     }
     if is_own(run, "task"):
         chosen = {} if (loss := own_loss.read(run)) is None else {"loss": loss.told()}
@@ -184,13 +186,17 @@ def _algorithm(run: Run) -> str:
 
 def _of_algorithm(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of an algorithm that are told; how clients count has a sentence of its own."""
-    result = {key: value for key, value in options_chosen("algorithm", options, FIRST).items() if key != "weight"}
+    result = {key: value for key, value in options_that_matter("algorithm", options, FIRST).items() if key != "weight"}
     for naming in USED:
         key = naming.partition(".")[0]
         if isinstance(result.get(key), Mapping):  # told with its defaults, which decide results, too
             how: Mapping[str, Any] = options[key]
             unsaid = without_effect(naming, how)
-            result[key] = {k: v for k, v in how.items() if k not in unsaid and v and v != USUAL.get(f"{key}.{k}")}
+            begins_anew = name_of(how) != "sgd" or how.get(
+                "momentum"
+            )  # it has a state, of which it is said what becomes
+            unsaid |= {k for k in how if how[k] == USUAL.get(f"{key}.{k}") and not (k == "state" and begins_anew)}
+            result[key] = {k: v for k, v in how.items() if k not in unsaid and v}
     return result
 
 

@@ -10,12 +10,16 @@ from pydantic import BaseModel
 from fedfleet.config.schema import SECTIONS, Config
 from fedfleet.files.documents import leaves
 from fedfleet.report.latex import escape
+from fedfleet.report.settings import UNTOLD as ONLY_IF_OTHER
+from fedfleet.report.settings import USED
 from fedfleet.report.tables import Run
 from fedfleet.report.words import plain_value
 
 UNTOLD = ("name", "kind", "of", "sha256", "digest", "source", "min_size")
 """Keys that are no options, or are told elsewhere."""
 NAMES = ("name", "kind")
+WHOLE = tuple(naming.partition(".")[0] for naming in USED)
+"""Options of an algorithm that are parts of which it is known what acts beside what."""
 DEFAULTS = dict(leaves(Config().model_dump(mode="json")))
 """Defaults of all settings, by dotted key."""
 
@@ -46,24 +50,42 @@ def name_of(section: Mapping[str, Any]) -> str:
     return str(section.get("name", section.get("kind", "one of our own")))
 
 
-def options_chosen(key: str, section: Mapping[str, Any], always: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the options of a named section: first those told always, then others that are not the defaults.
-
-    Of an option that is a section itself only what is not the default is left, and its name.
-    """
+def options_that_matter(
+    key: str, section: Mapping[str, Any], first: Sequence[str] = (), *, defaults: bool = True
+) -> dict[str, Any]:
+    """Return the options of a named section, ``first`` some: those that are no defaults, and with ``defaults`` those that act."""
     of = SECTIONS.get(key)
     entry = of.registry.get(name_of(section)) if of is not None else None
     fields = {} if entry is None else entry.options.model_fields
-    result = {option: section[option] for option in always if section.get(option) is not None}
-    for option, value in section.items():
-        if option in UNTOLD or option in always or value in (None, [], {}):
+    result: dict[str, Any] = {}
+    for option in dict.fromkeys([*first, *section]):
+        value = section.get(option)
+        usual: Any = fields[option].get_default(call_default_factory=True) if option in fields else None
+        usual = usual.model_dump(mode="json") if isinstance(usual, BaseModel) else usual
+        aside = option in UNTOLD or (f"{key}.{option}" in ONLY_IF_OTHER and value == usual)
+        if aside or value in (None, [], {}) or not (value != usual or option in first or (defaults and _acts(value))):
             continue
-        default: Any = fields[option].get_default(call_default_factory=True) if option in fields else None
-        default = default.model_dump(mode="json") if isinstance(default, BaseModel) else default
-        if isinstance(value, Mapping) and isinstance(default, Mapping):
-            value = {k: v for k, v in value.items() if v != default.get(k) or (k in NAMES and value != default)}
-        if value != default and value not in ({}, None):
-            result[option] = value
+        whole = not isinstance(value, Mapping) or option in WHOLE
+        result[option] = value if whole else _of_part(value, usual if isinstance(usual, Mapping) else {})
+    return result
+
+
+def _acts(value: Any) -> bool:
+    """Whether a default does something: no 0, no false, no part that is none."""
+    return (
+        bool(value) and value != "none" and not (isinstance(value, Mapping) and name_of(value) in ("none", "constant"))
+    )
+
+
+def _of_part(part: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """Return of a part its name, its learning rate, parts of its own, and what is no default: others may be of other names."""
+    result = {}
+    for key, value in part.items():
+        if isinstance(value, Mapping):
+            below = usual.get(key)
+            result[key] = _of_part(value, below if isinstance(below, Mapping) else {})
+        elif key in (*NAMES, "lr") or value != usual.get(key):
+            result[key] = value
     return result
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fedfleet.commands.options_told import DEFAULTS, explained, name_of, options_chosen, section_of
+from fedfleet.commands.options_told import DEFAULTS, explained, name_of, section_of
 from fedfleet.experiments.same_run import STOPS
 from fedfleet.report import variance
 from fedfleet.report.latex import escape
@@ -77,7 +77,7 @@ def devices(run: Run, *, timed: bool) -> str:
     """Say what devices are simulated where times are told of (``timed``) or decide who is heard, or where they are no defaults."""
     how, cohort = section_of(run, "devices"), section_of(run, "cohort")
     decides = cohort.get("deadline_s") or (cohort.get("over_select") or 1) > 1 or cohort.get("wait_for", "all") != "all"
-    chosen = how and (name_of(how) != DEFAULTS["devices.kind"] or options_chosen("devices", how))
+    chosen = any(value != DEFAULTS.get(f"devices.{key}") for key, value in how.items())
     if not how or not (timed or decides or chosen):
         return ""
     return f"Virtual seconds are of simulated devices, {explained('devices', how)}."

@@ -96,7 +96,7 @@ def _who(run: Run) -> Iterator[str]:
     model = None if model == run.get("task", "name") else model  # of one's own there is one name alone
     size = f"{floats:,.0f} numbers" if floats else ""
     using = f", with {model}{f', {size}' if size else ''}" if model else f", with a model of {size}" if size else ""
-    verb = "learnt" if traps.constant(run) is None else "did not learn"
+    verb = "learnt" if traps.constant(run) is None else "did not clearly learn"
     yield f"{name} {verb} {_goal(run)}{_among(run)}{using}."
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedfleet.report.classes import confusion
 from fedfleet.report.tables import Run
-from fedfleet.report.words import joined, number
+from fedfleet.report.words import count, joined, number
 
 COUNT = {"num_examples": "by their examples", "uniform": "alike"}
 """``algorithm.weight`` in words."""
@@ -26,7 +26,10 @@ def constant(run: Run) -> str | None:
     share = float(table[k].sum() / examples)
     if accuracy > share + 2 * math.sqrt(share * (1 - share) / examples):
         return None
-    return f"accuracy {number(accuracy)} is no better than that of always saying class {k} ({number(share)})"
+    always = f"that of always saying class {k} ({number(share)})"
+    if accuracy <= share:
+        return f"accuracy {number(accuracy)} is no better than {always}"
+    return f"accuracy {number(accuracy)} is within two standard errors of {always} on {count(int(examples), 'test example')}"
 
 
 def of_comparison(groups: Mapping[str, Sequence[Run]]) -> Iterator[str]:
@@ -36,13 +39,14 @@ def of_comparison(groups: Mapping[str, Sequence[Run]]) -> Iterator[str]:
 
 def not_learnt(groups: Mapping[str, Sequence[Run]], most: int | None = None) -> str | None:
     """Say which labels have a run that is no better than a constant, and name at most ``most`` of them; None for none."""
+    said = {label: [*filter(None, map(constant, runs))] for label, runs in groups.items()}
     found = [
-        f"“{label}”: {said}"
-        for label, runs in groups.items()
-        if (said := next(filter(None, map(constant, runs)), None))
+        f"“{label}”{f' in {len(of)} of {len(groups[label])} runs' * (len(groups[label]) > 1)}: {of[0]}"
+        for label, of in said.items()
+        if of
     ]
     more = [f"and {len(found) - most} more"] if most is not None and len(found) > most else []
-    return f"Not learnt: {'; '.join([*found[:most], *more])}." if found else None
+    return f"Not clearly learnt: {'; '.join([*found[:most], *more])}." if found else None
 
 
 def weights(groups: Mapping[str, Sequence[Run]]) -> str | None:

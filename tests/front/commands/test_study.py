@@ -421,6 +421,7 @@ REFUSED = [
     (["--vary", "availability.rate=[0.1"], "--vary 'availability.rate=[0.1'"),
     (["--vary", "availability.rate=0.1,0.1"], "vary.availability.rate=[0.1, 0.1]"),
     (["--vary", "availability.rate=2"], "availability.rate=2"), (["--vary", "seed=1,2"], "vary.seed=[1, 2]"),
+    ([*GIVEN, *GIVEN], "--vary availability.rate: given twice"),
     (["--vary", "algorithm=fedavg"], "vary.algorithm=['fedavg']"),
     ([*GIVEN, "--seeds", "0"], "Invalid value for '--seeds': "),
     ([*GIVEN, "--target", "eval/acu=0.9"], "--target='eval/acu': unknown; did you mean 'eval/auc'?"),

@@ -89,6 +89,12 @@ def test_it_is_said_which_variance_intervals_hold(tmp_path: Path) -> None:
     assert "initial models" not in held(0, warm_start="model.safetensors")
     assert "of initial models, who is online and batches." in held(1)
     assert "of initial models, cohorts and batches." in held(2, availability={"kind": "always"}, cohort=few)
+    both = [
+        run(tmp_path / f"{of}{s}", {"population": {"partition_seed": of}, "seed": s})
+        for of in ("seed", 0)
+        for s in (0, 1)
+    ]
+    assert "partitions where population.partition_seed is seed. Elsewhere" in str(variance.held(both))
     assert variance.held([run(tmp_path / "alone")]) is None
     groups = grouped([run(tmp_path / "seed" / s, {"seed": int(s)}) for s in "01"])
     assert sum("The partition is the same" in line for line in overview.of_comparison(groups)) == 1

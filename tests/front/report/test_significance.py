@@ -132,6 +132,7 @@ def test_what_agrees_but_for_rounding_is_no_test():
     assert grid.rows[0] == ["1", "equal"]
     spreads = {str(row[0]): row[2:] for row in needed.rows}
     assert spreads["label less the reference"] == spreads["of these differences"]
+    assert in_order(np.array([[0.1, 0.2], [0.2, 0.5], [-0.3, 0.1]])).mean[0] == 0.0  # not 1e-17
     level = in_order(np.ones((3, 2)))
     assert (level.tests, level.apart) == (0, [])
     assert "agree on all 3 seeds" in verdicts.ranking(["A", "B"], level, "x")
