@@ -337,7 +337,11 @@ def with_clients(
     if not asynchronous and invite > size:
         tested = len(data.names.held_out)
         kept = f" ({tested} more {'is' if tested == 1 else 'are'} held out as test examples)" * bool(tested)
-        there = f"only {size} clients learn{kept}" if size == dealt.size else f"only {size} clients have labels"
+        there = (
+            f"there are only population.clients={size}{kept}"
+            if size == dealt.size
+            else f"only {size} clients have labels"
+        )
         raise ConfigError(f"cohort.size={invite}: {there}: lower it")
     if not asynchronous and (wanted := asked(config.cohort)) > size:
         raise ConfigError(
