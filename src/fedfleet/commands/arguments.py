@@ -70,6 +70,13 @@ def tell_of_paper(out: Path) -> None:
         typer.echo(f"{out / PAPER}: written by an earlier command: add --paper to write it anew")
 
 
+def check_seeds(seeds: int | None, overrides: list[str] | None) -> None:
+    """Refuse ``--seeds`` beside an override of ``seeds``. Raises ConfigError."""
+    for text in overrides or () if seeds is not None else ():
+        if text.partition("=")[0].strip() == "seeds":
+            raise ConfigError(f"--seeds={seeds}: {text} is given, too: leave one out")
+
+
 def loaded(config: Path, overrides: list[str] | None, *, trust: bool = False) -> Any:
     """Load a configuration. What cannot be read at all is said before PyTorch is imported, which takes seconds."""
     from fedfleet.config.reading import override, read

@@ -25,6 +25,7 @@ from fedfleet.commands.arguments import (
     TunedArg,
     WidthArg,
     check_paper,
+    check_seeds,
     loaded,
     tell_of_paper,
     there,
@@ -76,6 +77,7 @@ def run(
     """Run an experiment, or several of one configuration, and write its run folder."""
     if out is not None:
         check_free(out)
+    check_seeds(seeds, overrides)
     chosen = loaded(config, overrides, trust=trust)
     from fedfleet.config.schema import with_overrides
     from fedfleet.experiments import campaign

@@ -18,6 +18,7 @@ from fedfleet.commands.arguments import (
     TunedArg,
     WidthArg,
     check_paper,
+    check_seeds,
     loaded,
     tell_of_paper,
     there,
@@ -64,9 +65,11 @@ def study(
     if out is None and not dry_run:
         raise ConfigError("--out: not given: give the folder of the study")
     check_paper(paper, width, tuned)
+    check_seeds(seeds, overrides)
     chosen = loaded(config, overrides, trust=trust)
     from fedfleet.commands import study as studying
 
+    studying.check_varied(vary or [], overrides or [])
     shown = progress()
     planned = studying.plan(
         chosen, vary or [], seeds, target, reference=reference, sought=power, in_process=executor == "local"
@@ -195,6 +198,7 @@ def tune(
     _check_executor(executor)
     if out is None and not dry_run:
         raise ConfigError("--out: not given: give the folder of the search")
+    check_seeds(seeds, overrides)
     chosen = loaded(config, overrides, trust=trust)
     from fedfleet.commands import tune as tuning
     from fedfleet.tuning import several as searching
@@ -220,6 +224,7 @@ def paper(
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; as many as the CPUs if not given.")] = None,
 ) -> None:
     """Run a paper's table again, and print ours beside the paper's."""
+    check_seeds(seeds, overrides)
     from fedfleet.commands import paper as papers
 
     with interruptible("the same command goes on"):

@@ -20,7 +20,7 @@ from fedfleet.config.checking import unknown
 from fedfleet.config.executor import IN_PROCESS
 from fedfleet.config.population import Data
 from fedfleet.config.reading import override, read
-from fedfleet.config.schema import Config
+from fedfleet.config.schema import Config, flattened
 from fedfleet.experiments import campaign, sweep
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.progress import Progress, time_left
@@ -115,6 +115,14 @@ def plan(
     if reference is not None and reference not in labels:
         raise ConfigError(unknown("--reference", reference, labels))
     return Study(config, tuple(result), axes, goal, reference, sought)
+
+
+def check_varied(vary: Sequence[str], overrides: Sequence[str]) -> None:
+    """Refuse an override of what ``--vary`` sets. Raises ConfigError."""
+    given = {key for text in overrides for key in flattened(override(text))}
+    for key, values in map(varied, vary):
+        if shared := given & {each for value in values for each in flattened({key: value})}:
+            raise ConfigError(f"{min(shared)}: --vary {key} sets it, too: leave it out of one")
 
 
 def varied(text: str) -> tuple[str, list[Any]]:

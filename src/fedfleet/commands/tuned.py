@@ -180,15 +180,17 @@ def sentences(search: Search, runs: Configs, code: Callable[[str], str]) -> Iter
     of = [label for label, each in chose.items() if any(each)]
     used = list({id(winner): winner for each in chose.values() for found in each for winner in found}.values())
     how = search.config["tune"]
-    over = joined([f"{code(key)} in {escape(str(value))}" for key, value in (how.get("search") or {}).items()])
-    trials = joined(sorted({count(winner.trials, "trial") for winner in used}))
-    of_runs = list(map(str, search.config.get("seeds") or [search.config.get("seed", 0)]))
-    each = " each" if len(used) > 1 else ""
-    ran = f"{trials}, {_rungs(how, used)}, {'seed' if len(of_runs) == 1 else 'seeds'} {joined(of_runs)}"
-    yield (
-        f"Hyper-parameters of {escape(joined(of))} were chosen by a {escape(str(how.get('searcher', 'random')))} search{each} "
-        f"({ran}) over {over}, for the best {code(str(how.get('metric')))}{_of(how, used)}."
-    )
+    alike: dict[str, dict[str, list[Winner]]] = {}  # what a search was like -> label -> its winners
+    for label in of:
+        mine = {id(winner): winner for found in chose[label] for winner in found}
+        for winner in mine.values():
+            alike.setdefault(_like(search, winner, code), {}).setdefault(label, []).append(winner)
+    for like, winners in alike.items():
+        each = " each" if len({id(winner) for found in winners.values() for winner in found}) > 1 else ""
+        yield (
+            f"Hyper-parameters of {escape(joined(list(winners)))} were chosen by a {escape(str(how.get('searcher', 'random')))} "
+            f"search{each} {like}, for the best {code(str(how.get('metric')))}{_of(how, used)}."
+        )
     edges = [f"{winner} ({winner.chosen})" for winner in used if winner.edge]
     if edges:
         yield f"At an edge of what was searched are the values of {escape(joined(edges))}."
@@ -196,15 +198,29 @@ def sentences(search: Search, runs: Configs, code: Callable[[str], str]) -> Iter
     yield from _otherwise(search, runs, of, code)
 
 
-def _rungs(how: Mapping[str, Any], used: Sequence[Winner]) -> str:
+def _like(search: Search, winner: Winner, code: Callable[[str], str]) -> str:
+    """Return how many trials the search of a winner had, on which seeds, and over what."""
+    seeds = list(map(str, search.config.get("seeds") or [search.config.get("seed", 0)]))
+    compared = search.config.get("compare")
+    own = dict(leaves(compared.get(winner.label) or {})) if isinstance(compared, Mapping) else {}
+    space = {
+        key: own.get(f"tune.search.{key}", (search.config["tune"].get("search") or {}).get(key))
+        for key in winner.values
+    }
+    over = joined([f"{code(key)} in {escape(str(value))}" for key, value in space.items()])
+    ran = f"{count(winner.trials, 'trial')}, {_rungs(search.config['tune'], winner)}"
+    return f"({ran}, {'seed' if len(seeds) == 1 else 'seeds'} {joined(seeds)}) over {over}"
+
+
+def _rungs(how: Mapping[str, Any], winner: Winner) -> str:
     """Say which trials went on, and after how many rounds they were compared."""
     given = Tuning.model_validate(
         {key: how[key] for key in ("metric", "scheduler", "min_rounds", "reduction") if key in how}
     )
-    after = {tuple(rungs(given, rounds)) for winner in used if (rounds := winner.config.get("rounds"))}
-    if given.scheduler == "none" or len(after) != 1:
+    rounds = winner.config.get("rounds")
+    if given.scheduler == "none" or not rounds:
         return STOPS[given.scheduler]
-    *before, last = after.pop()
+    *before, last = rungs(given, rounds)
     told = f"after {joined(list(map(str, before)))} of {last} rounds, where one trial in {given.reduction} goes on"
     return f"{STOPS[given.scheduler]} {told if before else f'with no rung before the {last} rounds are done'}"
 

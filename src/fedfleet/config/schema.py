@@ -213,8 +213,10 @@ def load(
     changes = [overrides] if isinstance(overrides, Mapping) else [override(text) for text in overrides or []]
     if isinstance(source, Path) and is_of_a_run(source):
         check_trusted(source, [key for change in changes for key, _ in _flat(plain(change))], trust=trust)
-    keys = {key for change in changes for key in flattened(change)}
-    one_seed = [{"seeds": None}] if "seed" in keys and "seeds" not in keys else []
+    said = {key: value for change in changes for key, value in flattened(change).items()}
+    if "seed" in said and said.get("seeds") is not None:
+        raise ConfigError(f"seed={show(said['seed'])}: seeds={show(said['seeds'])} is given, too: leave one out")
+    one_seed = [{"seeds": None}] if "seed" in said else []
     config = _build([given, *changes, *one_seed])
     _check_reaches(config, changes)
     if not isinstance(source, Path) or config.code_dir is not None:

@@ -221,6 +221,11 @@ def test_a_search_is_told_of_the_runs_that_have_what_it_chose_and_where_it_was_m
         "The search for A was made with algorithm.steps 1 (here 5).",
         "The search for B was made with availability.rate 1 (here 1 and 0.3).",
     ]
+    asked["tune"]["search"]["algorithm.mu"] = [0.1]  # an option that neither has
+    own = replace(search, config={**asked, "compare": {"B": {"tune.search": {"algorithm.lr": [0.1]}}}})
+    assert [line.partition(" over ")[2].partition(",")[0] for line in tuned.sentences(own, runs, str)][:2] == [
+        "algorithm.lr in choice(0.1", "algorithm.lr in [0.1]",
+    ]  # fmt: skip
     search.check(runs)
     with pytest.raises(
         fedfleet.ConfigError, match=r"none of A has what it chose \(A at availability\.rate 1: algorithm\.lr=0\.3"

@@ -54,7 +54,8 @@ def done(tmp_path_factory):
 
 
 def test_the_grid_is_labels_by_values_by_seeds():
-    config = load(TINY, {"vary": {"algorithm.lr": [0.1, 0.2], "availability.rate": [0.9]}, "seeds": [7], "seed": 3})
+    varied = {"algorithm.lr": [0.1, 0.2], "availability.rate": [0.9]}
+    config = load({**TINY, "seeds": [7], "seed": 3}, {"vary": varied})
     planned = study.plan(config, VARY, 2)
     found = [(t.label, *t.point.items(), t.config.seed) for t in planned.trials]
     assert found[:2] == [("ONE", ("availability.rate", 1.0), ("algorithm.lr", 0.1), seed) for seed in (3, 4)]
@@ -422,6 +423,8 @@ REFUSED = [
     (["--vary", "availability.rate=0.1,0.1"], "vary.availability.rate=[0.1, 0.1]"),
     (["--vary", "availability.rate=2"], "availability.rate=2"), (["--vary", "seed=1,2"], "vary.seed=[1, 2]"),
     ([*GIVEN, *GIVEN], "--vary availability.rate: given twice"),
+    ([*GIVEN, "availability.rate=0.9"], "availability.rate: --vary availability.rate sets it, too"),
+    ([*GIVEN, "--seeds", "2", "seeds=[5]"], "--seeds=2: seeds=[5] is given, too"),
     (["--vary", "algorithm=fedavg"], "vary.algorithm=['fedavg']"),
     ([*GIVEN, "--seeds", "0"], "Invalid value for '--seeds': "),
     ([*GIVEN, "--target", "eval/acu=0.9"], "--target='eval/acu': unknown; did you mean 'eval/auc'?"),

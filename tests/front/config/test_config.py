@@ -229,13 +229,13 @@ def test_a_key_is_set_in_one_place_alone(subtests: pytest.Subtests) -> None:
             {"algorithm.lr": 2},
             "algorithm.lr=2: tune.search",
         ),
+        ({}, {"seed": 5, "seeds": [2, 3]}, "seed=5: seeds=[2, 3] is given, too"),
         (label, {"algorithm.lr": 0.3}, None),
         (label, {"compare.A.algorithm.lr": 0.1}, None),
         (label, {"algorithm.lr": 0.1, "compare": {"A": {"algorithm.lr": 0.2}}}, None),
         (section, {short: "label_correlated", "vary": {"availability.rate": [0.5]}}, None),
     ]
     assert [t.config.seed for t in planned(load({"seeds": [0, 1]}, {"seed": 5}))] == [5]
-    assert [t.config.seed for t in planned(load({"seeds": [0, 1]}, {"seed": 5, "seeds": [2, 3]}))] == [2, 3]
     for given, overrides, said in rows:
         with subtests.test(f"{given} {overrides}"):
             if said is None:
