@@ -116,7 +116,10 @@ class Loss(NamedTuple):
         return None
 
     def _of_ones_own(self, f: Callable[[Tensor, Tensor], Any], outputs: Tensor, y: Tensor) -> str | None:
-        result = f(outputs, y)
+        with torch.enable_grad():
+            result = f(outputs.detach().clone().requires_grad_().clone(), y)
+        if isinstance(result, Tensor) and result.is_floating_point() and not result.requires_grad:
+            return f"loss={self.name} has no gradient by the outputs: make it of them without detach, no_grad, argmax or rounding"
         if isinstance(result, Tensor) and result.dim() == 0 and result.is_floating_point():
             tried, why = [y, *made_up(outputs, y)], "which is not the mean over them"
             try:

@@ -138,6 +138,11 @@ def test_one_number_that_is_no_mean_is_refused(f):
     assert all(text is not None and "reduction='none'" in text for text in wrong)
 
 
+def test_a_loss_without_a_gradient_is_refused():
+    for f in (lambda o, y: F.cross_entropy(o.detach(), y, reduction="none"), lambda o, y: (o.argmax(1) != y).float()):
+        assert "no gradient" in str(_loss(f, "").misfit(LOGITS, LABELS))
+
+
 def test_a_loss_of_torch_in_a_function_has_its_metrics_and_options():
     smooth = nn.CrossEntropyLoss(weight=WEIGHT, label_smoothing=0.1)
     found = _loss(lambda o, y: smooth(o, y), "")
