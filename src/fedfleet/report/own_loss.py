@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from fedfleet.report.tables import Run, mapping
 from fedfleet.report.words import joined
 
+TENSORS = ("weight", "pos_weight")
+"""Options of torch's losses that are tensors there, also those of one number."""
 TORCHS = re.compile(r"torch\.nn\.functional\.([a-z0-9_]+)")
 
 
@@ -42,7 +44,7 @@ class OwnLoss(NamedTuple):
         """Return it in Python, of ``net(x)``, ``y`` and options that are tensors by their names."""
         both = "net(x), y" if self.of_indices else "net(x).view_as(y), y.float()"
         given = {**self.options, **({"reduction": "sum"} if self.summed else {})}
-        said = [f"{key}={key if key in self.tensors else _code(value)}" for key, value in given.items()]
+        said = [f"{key}={key if key in self.tensors else _code(key, value)}" for key, value in given.items()]
         return f"nn.functional.{self.name}({', '.join([both, *said])})"
 
 
@@ -54,8 +56,8 @@ def _words(value: Any) -> str:
     return joined([f"{each:g}" for each in value]) if isinstance(value, list) else f"{value}"
 
 
-def _code(value: Any) -> str:
-    return f"torch.tensor({value})" if isinstance(value, list) else repr(value)
+def _code(key: str, value: Any) -> str:
+    return f"torch.tensor({value})" if isinstance(value, list) or key in TENSORS else repr(value)
 
 
 def read(run: Run) -> OwnLoss | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedfleet.report import write_card, write_report
+from fedfleet.report import own_loss, write_card, write_report
 from fedfleet.report.card import CARD, NETS, card
 from fedfleet.report.tables import read
 from fedfleet.tasks.registry import TASKS
@@ -106,3 +106,12 @@ def test_runs_without_a_model_have_no_card_and_a_report_writes_none(tmp_path: Pa
     assert not list(tmp_path.rglob(CARD))
     built_in = {name for name, entry in TASKS.items() if hasattr(entry.build, "net")}
     assert set(NETS) == built_in | {"module"}  # which a function makes
+
+
+def test_the_card_gives_torch_tensors_where_torch_takes_no_numbers() -> None:
+    one = own_loss.OwnLoss("binary_cross_entropy_with_logits", {"pos_weight": 3.0}, summed=False, of_indices=False)
+    several = one._replace(
+        name="cross_entropy", options={"weight": [1.0, 2.0], "label_smoothing": 0.1}, of_indices=True
+    )
+    assert one.code().endswith("y.float(), pos_weight=torch.tensor(3.0))")
+    assert several.code().endswith("net(x), y, weight=torch.tensor([1.0, 2.0]), label_smoothing=0.1)")
