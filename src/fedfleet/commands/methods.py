@@ -192,10 +192,8 @@ def _of_algorithm(options: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(result.get(key), Mapping):  # told with its defaults, which decide results, too
             how: Mapping[str, Any] = options[key]
             unsaid = without_effect(naming, how)
-            begins_anew = name_of(how) != "sgd" or how.get(
-                "momentum"
-            )  # it has a state, of which it is said what becomes
-            unsaid |= {k for k in how if how[k] == USUAL.get(f"{key}.{k}") and not (k == "state" and begins_anew)}
+            has_state = name_of(how) != "sgd" or how.get("momentum")  # of which it is said what becomes of it
+            unsaid |= {k for k in how if how[k] == USUAL.get(f"{key}.{k}") and not (k == "state" and has_state)}
             result[key] = {k: v for k, v in how.items() if k not in unsaid and v}
     return result
 

@@ -13,11 +13,11 @@ from fedfleet.report.latex import escape
 from fedfleet.report.settings import UNTOLD as ONLY_IF_OTHER
 from fedfleet.report.settings import USED
 from fedfleet.report.tables import Run
+from fedfleet.report.values import NAMES
 from fedfleet.report.words import plain_value
 
 UNTOLD = ("name", "kind", "of", "sha256", "digest", "source", "min_size")
 """Keys that are no options, or are told elsewhere."""
-NAMES = ("name", "kind")
 WHOLE = tuple(naming.partition(".")[0] for naming in USED)
 """Options of an algorithm that are parts of which it is known what acts beside what."""
 DEFAULTS = dict(leaves(Config().model_dump(mode="json")))

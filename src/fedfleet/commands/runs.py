@@ -15,18 +15,16 @@ from fedfleet.config.checking import unknown
 from fedfleet.files import parquet
 from fedfleet.files.documents import YAML_BYTES, leaves, parse, text_of
 from fedfleet.files.summary import SUMMARY, TABLES, summary_of
-from fedfleet.report.classes import counted
 from fedfleet.report.shown import parted
-from fedfleet.report.tables import read_table
-from fedfleet.report.traps import worst_class
+from fedfleet.report.traps import worst_class_of
+from fedfleet.report.values import NAMES
 from fedfleet.simulator.errors import ConfigError, one_line
 
-CONFIG, ROUNDS, CLASSES = "config.yaml", "rounds.parquet", "classes.parquet"
+CONFIG, ROUNDS = "config.yaml", "rounds.parquet"
 INSIDE = ("checkpoints", "figures", "paper")
 """Folders of a run in which no other run is looked for."""
 FIRST = ("folder", "label", "seed", "status")
 METRICS = 2  # final metrics that a terminal shows unless asked for others
-NAMES = ("name", "kind")
 OF_RUN = "run."
 """Prefix of a run's column where a table of runs has one of that name."""
 FOUND, FILES, PLACE = "found", "files", "place_of_run"
@@ -69,8 +67,7 @@ def _row(folder: Path, path: Path) -> dict[str, Any]:
         told = summary.get(section) or {}
         row |= {f"{prefix}{str(name).removeprefix('eval/')}": value for name, value in told.items()}
     with suppress(ConfigError):  # a damaged table hides no run
-        classes = counted(read_table(folder / CLASSES))
-        if classes is not None and (worst := worst_class(classes)) is not None:
+        if (worst := worst_class_of(folder)) is not None:
             row["worst_class"], row["worst_recall"] = worst
     return row
 

@@ -7,7 +7,7 @@ typed options of that part, ``config.algorithm.lr``; ``algorithm: fedavg`` is sh
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -218,7 +218,7 @@ def load(
         raise ConfigError(f"seed={show(said['seed'])}: seeds={show(said['seeds'])} is given, too: leave one out")
     one_seed = [{"seeds": None}] if "seed" in said else []
     config = _build([given, *changes, *one_seed])
-    _check_reaches(config, changes)
+    _check_reaches(config, said)
     if not isinstance(source, Path) or config.code_dir is not None:
         return config
     folder = source.absolute().parent
@@ -229,17 +229,17 @@ def load(
 def _check_once(given: Mapping[str, Any]) -> None:
     """Refuse a file that says a key twice: in its section, and by a dotted key. Raises ConfigError."""
     seen = set[str]()
-    for key, value in _flat(plain(given)):
-        named = _single(key) if isinstance(value, str) else None
-        whole = key if named is None else f"{key}.{named.key}"
+    for whole, value in _settings(given):
         if whole in seen:
             raise ConfigError(f"{whole}={show(value)}: given twice, in its section and by a dotted key: keep one")
         seen.add(whole)
 
 
-def _check_reaches(config: Config, changes: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse an override of what several runs set otherwise afterwards, unless it gives these, too. Raises ConfigError."""
-    given = {key: value for change in changes for key, value in flattened(change).items()}
+def _check_reaches(config: Config, given: Mapping[str, Any]) -> None:
+    """Refuse an override, by dotted key, of what several runs set otherwise afterwards, unless it gives these, too.
+
+    Raises ConfigError.
+    """
     later = [(f"compare.{label}", own) for label, own in (config.compare or {}).items() if "compare" not in given]
     for key, values in (config.vary or {}).items() if "vary" not in given else ():
         later += [(f"vary.{key}", {key: value}) for value in values]
@@ -272,8 +272,13 @@ def with_overrides(config: Config, overrides: Mapping[str, Any]) -> Config:
 
 def flattened(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return overrides by dotted key; where a section is named in short, by that of its name."""
-    flat = _flat(plain(overrides))
-    return {f"{k}.{named.key}" if isinstance(v, str) and (named := _single(k)) is not None else k: v for k, v in flat}
+    return dict(_settings(overrides))
+
+
+def _settings(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in _flat(plain(given)):
+        named = _single(key) if isinstance(value, str) else None
+        yield key if named is None else f"{key}.{named.key}", value
 
 
 def at(config: Config, key: str) -> Any:

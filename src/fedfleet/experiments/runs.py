@@ -12,9 +12,7 @@ import pandas as pd
 from fedfleet.experiments.frames import Whole
 from fedfleet.experiments.run import Run
 from fedfleet.report import latex
-from fedfleet.report.classes import counted
-from fedfleet.report.tables import read_table
-from fedfleet.report.traps import worst_class
+from fedfleet.report.traps import worst_class_of
 from fedfleet.simulator.errors import ConfigError
 
 
@@ -59,8 +57,7 @@ class Runs(Sequence[Run]):
         rows = []
         for run, keys in zip(self.runs, self.keys, strict=True):
             final = {name.removeprefix("eval/"): value for name, value in (run.summary.get("final") or {}).items()}
-            counts = counted(read_table(run.folder / "classes.parquet"))
-            if counts is not None and (worst := worst_class(counts)) is not None:
+            if (worst := worst_class_of(run.folder)) is not None:
                 final["worst_recall"] = worst[1]
             rows.append({**keys, **final})
         return Whole(rows)
@@ -68,8 +65,8 @@ class Runs(Sequence[Run]):
     def mean(self) -> pd.DataFrame:
         """Return the means of the final metrics over seeds, and their sample standard deviations, a row a label and point."""
         known = list(dict.fromkeys(key for keys in self.keys for key in keys if key != "seed"))
-        metrics = [c for c in self.table if c not in (*known, "seed")]
         table = self.table
+        metrics = [c for c in table if c not in (*known, "seed")]
         table = table.assign(**{key: table[key].map(str) for key in known if table[key].dtype == object})
         by: Any = table.groupby(known or [""] * len(table), sort=False, dropna=False)
         return Whole(by[metrics].agg(["mean", "std"]))

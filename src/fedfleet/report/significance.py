@@ -185,7 +185,7 @@ class Order(NamedTuple):
 
     @property
     def tests(self) -> int:
-        """How many pairs are tested: those that differ alike on every seed are not."""
+        """Pairs that are tested, all but those that differ alike on every seed."""
         return sum(not math.isnan(pair.p) for pair in self.pairs)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from fedfleet.report.classes import confusion
-from fedfleet.report.tables import Run
+from fedfleet.report.classes import counted as read_counts
+from fedfleet.report.tables import Run, read_table
 from fedfleet.report.words import count, joined, number
 
 COUNT = {"num_examples": "by their examples", "uniform": "alike"}
@@ -77,6 +79,12 @@ def worst_recalls(runs: Sequence[Run]) -> list[tuple[int, float]]:
     """Return of each run that has a table of classes its worst class, and the share of it that is found."""
     tables = [table for run in runs if (table := confusion(run)) is not None]
     return [worst for table in tables if (worst := worst_class(table)) is not None]
+
+
+def worst_class_of(folder: Path) -> tuple[int, float] | None:
+    """Return ``worst_class`` of a run folder; None where it has no table of classes. Raises ConfigError for a damaged one."""
+    table = read_counts(read_table(folder / "classes.parquet"))
+    return None if table is None else worst_class(table)
 
 
 def worst_class(table: np.ndarray) -> tuple[int, float] | None:
