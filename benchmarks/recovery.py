@@ -48,8 +48,9 @@ WORDS = {"worst_class_score": "accuracy of the worst class", "distance": "relati
 ENOUGH = 0.95  # share of the first method's result without dropout that is a target
 TO_TARGET = {"target_rounds": ("rounds", 1.0), "target_bytes": ("MB", 1e6), "target_s": ("virtual hours", 3600.0)}
 """Columns of what was spent by the target, with their units in tables and how large these are."""
-HEARD = ("heard_mean", "heard_least", "gini", "never_completed")
-"""Columns of how often clients were heard: mean and least number of rounds, how unequal they are, share of those never heard."""
+HEARD = ("heard_mean", "heard_least", "gini", "never_completed", "predicted_distance")
+"""Columns of how often clients were heard: mean and least number of rounds, how unequal they are, share of those never heard, and
+the relative distance from the solution of all to that of clients that count as often as they were heard."""
 
 
 class Search(NamedTuple):
@@ -344,7 +345,7 @@ def show_beside(found: Any, search: Search, other: str) -> None:
 
 
 def _show_heard(found: Any, online: Sequence[str], shown: Sequence[str]) -> None:
-    """Print how often clients were heard, which is the same for all methods."""
+    """Print how often clients were heard, and the distance that this predicts, which are the same for all methods."""
     of = found[(found["protocol"] == PROTOCOLS[0]) & (found["method"] == found["method"].iloc[0])]
     known = [column for column in HEARD if column in of]
     lines = [[c, *(_text(of[of["availability"] == where][c].to_numpy()) for where in online)] for c in known]

@@ -86,10 +86,15 @@ LONGEST = 5000
 def one_line(text: object) -> str:
     """Return a text, or what an error says, on one line; of an error that cannot say it, why."""
     try:
-        result = str(text)
+        result = _without_number(text) if isinstance(text, OSError) else str(text)
     except (Exception, SystemExit, GeneratorExit) as e:
         result = f"its text raises {type(e).__name__}"
     return _cut(printable(" ".join(result.split())))
+
+
+def _without_number(error: OSError) -> str:
+    """Return what an error of the system says, without its number: No such file or directory: 'here'."""
+    return str(error).removeprefix(f"[Errno {error.errno}] ")
 
 
 def _cut(line: str) -> str:

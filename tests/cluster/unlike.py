@@ -67,7 +67,7 @@ def main() -> int:
         def refused(name: str, why: str, ends: str = "") -> bool:
             return check(name, at(name), f"failed: executor: node {second.address} {why}", ends)
 
-        good = [refused("no folder", "cannot take part: it cannot read the clients' data ([Errno 2] No such file")]
+        good = [refused("no folder", "cannot take part: it cannot read the clients' data (No such file")]
         _change(data / EXAMPLES, lambda content: content[:-1] + bytes([content[-1] ^ 1]))
         second.run(copy)
         good.append(refused("another folder", f"has other data than the driver ({HERE} sha256 "))

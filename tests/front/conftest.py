@@ -19,6 +19,7 @@ from tests.front.experiments.resuming import config
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., object]]:
     """Run the command line in this process: (exit status, standard output, standard error)."""
     before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.delenv("COLUMNS", raising=False)  # which tests that run side by side have
 
     def call(*args: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["fedfleet", *map(str, args)])

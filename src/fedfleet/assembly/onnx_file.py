@@ -97,17 +97,24 @@ def _difference(net: nn.Module, inputs: Sequence[Tensor], file: Path, names: Seq
 
 
 def code(net: nn.Module) -> str | None:
-    """Return a net of torch's own layers one after another as an expression, "nn.Sequential(nn.Flatten(), ...)"; else None."""
+    """Return one of torch's own layers, or several one after another, as an expression, "nn.Linear(...)"; else None."""
+    if _of_torch(net):
+        return f"nn.{net!r}"
     if not isinstance(net, nn.Sequential) or type(net).forward not in (nn.Sequential.forward, Net.forward):
         return None
     layers = []
     for name, layer in net.named_children():
         if isinstance(layer, MaxPool2):
             layers.append("nn.MaxPool2d(2)")
-        elif type(layer).__module__.startswith("torch.nn.modules.") and not [*layer.children()]:
+        elif _of_torch(layer):
             layers.append(f"nn.{layer!r}")
         else:
             return None
         if name != str(len(layers) - 1):
             return None
     return f"nn.Sequential({', '.join(layers)})"
+
+
+def _of_torch(layer: nn.Module) -> bool:
+    """Whether this is a layer of torch's with no others in it."""
+    return type(layer).__module__.startswith("torch.nn.modules.") and not [*layer.children()]

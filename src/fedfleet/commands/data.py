@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,7 @@ from rich.console import Console
 
 from fedfleet.commands import completing
 from fedfleet.commands.arguments import ConfigArg, JsonArg, OverridesArg, TrustArg, loaded, there
-from fedfleet.commands.terminal import apart, print_json
+from fedfleet.commands.terminal import apart, print_json, wide
 from fedfleet.simulator.errors import ConfigError
 
 
@@ -89,9 +88,7 @@ def show(
         drawn = None if out is None else show_availability.draw(present, out)
         if as_json:
             return print_json({**asdict(present), "picture": drawn})
-        Console(width=None if sys.stdout.isatty() else show_availability.PLAIN_WIDTH).print(
-            show_availability.table(present)
-        )
+        wide().print(show_availability.table(present))
         if drawn is not None:
             typer.echo(drawn)
         return None
@@ -102,7 +99,7 @@ def show(
     drawn = None if out is None else show_data.draw(seen, out)
     if as_json:
         return print_json({**asdict(seen), "picture": drawn})
-    console = Console(width=None if sys.stdout.isatty() else show_data.PLAIN_WIDTH)
+    console = wide()
     for table in show_data.tables(seen, clients):
         console.print(table)
     if drawn is not None:
@@ -132,7 +129,7 @@ def _show_compatibility(out: Path | None, as_json: bool) -> None:
         return print_json(asdict(result))
     if out is not None:
         return None
-    console = Console(width=None if sys.stdout.isatty() else show_compatibility.PLAIN_WIDTH)
+    console = wide(show_compatibility.PLAIN_WIDTH)
     for table in show_compatibility.tables(result):
         console.print(table)
     return None
@@ -163,7 +160,7 @@ def _show_named(kind: str, name: Path | None, more: list[str] | None, *, bibtex:
     if as_json:
         cited = [{**paper._asdict(), "bibtex": paper.bibtex} for paper in show_named.papers(kind, page.name)]
         return print_json({"kind": "section" if section else kind, **page.as_dict(), "papers": cited})
-    return Console(width=None if sys.stdout.isatty() else show_named.PLAIN_WIDTH).print(page)
+    return wide().print(page)
 
 
 def partition(

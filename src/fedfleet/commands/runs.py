@@ -18,12 +18,14 @@ from fedfleet.files.summary import SUMMARY, TABLES, summary_of
 from fedfleet.report.shown import parted
 from fedfleet.report.traps import worst_class_of
 from fedfleet.report.values import NAMES
+from fedfleet.report.words import joined, plain_value
 from fedfleet.simulator.errors import ConfigError, one_line
 
 CONFIG, ROUNDS = "config.yaml", "rounds.parquet"
 INSIDE = ("checkpoints", "figures", "paper")
 """Folders of a run in which no other run is looked for."""
 FIRST = ("folder", "label", "seed", "status")
+NAMED = 5  # values of a column, where no row was found
 METRICS = 2  # final metrics that a terminal shows unless asked for others
 OF_RUN = "run."
 """Prefix of a run's column where a table of runs has one of that name."""
@@ -199,9 +201,33 @@ def _said(where: str, error: str, names: Sequence[str]) -> str:
     return f"--where={where!r}: no expression in SQL ({first}): write such as \"algorithm = 'fedavg' and seed < 3\""
 
 
-def of_trials(where: str | None, every: pd.DataFrame) -> str | None:
+def why_none(where: str | None, every: pd.DataFrame, table: str | None) -> str | None:
+    """Return what may find rows where an expression finds none; else None.
+
+    Trials of a study, where it names a label that only begins theirs; else what there is in the columns that it names.
+    """
+    if where is None:
+        return None
+    if (of := _of_trials(where, every)) is not None:
+        return of
+    rows: Any = select(every, None, table)
+    told = [f"{name} is {_values(rows[name].dropna())}" for name in named(where, list(map(str, rows)))]
+    return f"--where={where!r}: of all rows, {joined(told)}" if told else None
+
+
+def _values(column: Any) -> str:
+    """Return what values there are."""
+    if column.empty:
+        return "nowhere told"
+    if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
+        return " to ".join(dict.fromkeys(map(plain_value, (column.min(), column.max()))))
+    found = sorted(map(plain_value, column.unique()))
+    return joined([*found[:NAMED], *(f"{len(found) - NAMED} more" for _ in found[NAMED : NAMED + 1])])
+
+
+def _of_trials(where: str, every: pd.DataFrame) -> str | None:
     """Return what finds the trials of a study where an expression names a label that only begins theirs; else None."""
-    for told in re.findall(r"(?<![\w.])(?:run\.)?label\s*=\s*'((?:[^']|'')*)'", where or ""):
+    for told in re.findall(r"(?<![\w.])(?:run\.)?label\s*=\s*'((?:[^']|'')*)'", where):
         label, labels = told.replace("''", "'"), every["label"].dropna()
         if not (labels == label).any() and labels.str.startswith(f"{label} ").any():
             return f"label = '{told}' is no run: trials of a study have their values in it, too: write label like '{told} %'"

@@ -147,7 +147,7 @@ def runs(
     names = finding.shown(found, every, asked, where, sort, table_)
     several = len(found)
     found = found.head(limit) if limit is not None else found
-    hint = None if several else finding.of_trials(where, every)
+    hint = None if several else finding.why_none(where, every, table_)
     if as_json:
         if hint is not None:
             typer.echo(hint, err=True)

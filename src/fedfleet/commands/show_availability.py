@@ -19,7 +19,6 @@ from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.fleet.availability import Availability, Chances, InTime, in_round
 
-PLAIN_WIDTH = 140
 LOOKED_AT = 1_000  # clients, a fixed draw where there are more
 COLUMNS = 200  # rounds or moments, at most
 HOUR_S = 3600.0

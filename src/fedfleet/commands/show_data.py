@@ -21,7 +21,6 @@ from fedfleet.report.words import share
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.population import Population
 
-PLAIN_WIDTH = 140
 LOOKED_AT = 2_000  # clients whose labels are counted, a fixed draw where there are more
 SIZES = 1_000_000  # clients whose sizes are asked for
 BLOCK = 500  # clients whose examples are read at a time

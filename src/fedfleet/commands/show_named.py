@@ -35,7 +35,7 @@ from fedfleet.simulator.registry import Registry, package
 BOUNDS = {Ge: ("≥", "ge"), Gt: (">", "gt"), Le: ("≤", "le"), Lt: ("<", "lt")}
 CORRECTION = "correction"
 """A kind that is no section of its own, but an option of many algorithms."""
-PLAIN_WIDTH, PAGE_WIDTH = 140, 80
+PAGE_WIDTH = 80
 OF_CONFIG = {
     "data CONFIG": "who holds what",
     "availability CONFIG": "who is online",

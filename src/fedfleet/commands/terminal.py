@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import signal
 import sys
@@ -32,9 +33,10 @@ class Interrupted(Exception):
     """A run was interrupted; the arguments are that it was, and how to go on, and the exit status."""
 
 
-def wide() -> Console:
-    """Return a console for tables."""
-    return Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+def wide(columns: int = PLAIN_WIDTH) -> Console:
+    """Return a console for tables, of so many columns where standard output is no terminal and COLUMNS does not say."""
+    told = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
+    return Console(width=None if told else columns)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], whole: int = 0) -> Table:

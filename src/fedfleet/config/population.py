@@ -220,7 +220,8 @@ def with_held_out(config: Config, population: Population, algorithm: Algorithm) 
         return population
     if not (wanted or config.evaluation.per_client):
         raise ConfigError(
-            f"population.held_out={share:g}: nothing is measured on it: set evaluation.per_client=true, or leave it out"
+            f"population.held_out={share:g}: nothing is measured on that share of each client's examples: set "
+            f"evaluation.per_client=true, or leave it out"
         )
     if getattr(population, "labelled", None) is not None:
         raise ConfigError(f"population.held_out={share:g}: clients of domains.target have no labels: leave it out")

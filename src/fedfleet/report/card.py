@@ -42,7 +42,8 @@ AGAIN = (
 )
 
 
-PLAIN = """In plain torch, without fedfleet:
+PLAIN = """In plain torch, without fedfleet: the optimiser and the loss of the clients, without what the algorithm adds to them
+or does between rounds.
 
 ```python
 import torch

@@ -309,10 +309,11 @@ def gets_back(tables: Tables) -> Iterator[str]:
     if not clear:
         key = next(iter(tables.varied))
         tests = sum(not each.result.constant and not each.again for each in by_value(tables, _column(tables)))
-        then = "shares won back rest on single intervals" if recovers(tables) else "nobody can be said to get it back"
+        without = " Shares won back are given where the 95 % interval of the cost is above 0 without that correction."
         yield (
             f"At no single value of {key} is the cost for {reference} beyond the spread of the seeds by Holm's correction for "
-            f"{count(tests, 'difference')}, those of all labels: {then}."
+            f"{count(tests, 'difference')}, those of all labels: nobody can be said to get it back."
+            f"{without * recovers(tables)}"
         )
         return
     most = max(clear, key=lambda each: each.cost.mean)

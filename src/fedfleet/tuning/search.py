@@ -116,7 +116,7 @@ def prepare(
     base = shared(config, in_process=in_process)
     for key, distribution in space.items():
         for value in distribution.probes():
-            typed(C.with_overrides(base, {key: value}))
+            with_value(base, key, value)
     rungs, data = tuning.rungs(given, config.rounds), {} if data is None else data
     search = Search(config, base, given, space, rungs, searchers.wanted(given, space), seeds, data, name)
     progress.say(f"{search.told}checking the first trial")
@@ -124,6 +124,14 @@ def prepare(
     x = campaign.prepare(sweep.Trial(first, "" if name else first.label or "", "."), data)
     tuning.check_measured(given, x.metric_names())
     return search
+
+
+def with_value(base: Config, key: str, value: Any) -> Config:
+    """Return a configuration with a value of the distribution of a key. Raises ConfigError, which names the distribution."""
+    try:
+        return typed(C.with_overrides(base, {key: value}))
+    except ConfigError as e:
+        raise ConfigError(f"tune.search.{key}: {e}") from None
 
 
 def shared(config: Config, *, in_process: bool = True) -> Config:

@@ -177,7 +177,7 @@ def _lacking(config: Config, point: grids.Trial) -> dict[str, ConfigError]:
     for key, distribution in space(point.config.tune.search).items():
         if key not in mine and not _has(base, key):
             try:
-                C.with_overrides(base, {key: distribution.probes()[0]})
+                searching.with_value(base, key, distribution.probes()[0])
             except ConfigError as e:
                 result[key] = e
     return result

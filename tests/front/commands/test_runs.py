@@ -104,6 +104,7 @@ def test_the_command_shows_a_table_or_json(folder: Path, command) -> None:
     assert said.endswith(f"2 of 4 runs in {folder}\n")
     assert "algorithm.lr" in said
     assert "label like 'it''s %'" in command("runs", folder, "--where", "label = 'it''s'")[1]
+    assert "of all rows, round is 0 to 3" in command("runs", folder, "--table", "rounds", "--where", "round = 9")[1]
     status, said, _ = command("runs", folder, "--sort", "eval/auc", "--limit", "3", "--json")
     told: dict[str, Any] = json.loads(said)
     assert told["rows"] == 4

@@ -81,9 +81,10 @@ def test_a_net_that_is_not_one_layer_after_another_has_no_lines():
             return super().forward(input) + 1
 
     assert onnx_file.code(nn.Sequential(nn.Linear(2, 1))) is not None
+    assert onnx_file.code(nn.Linear(2, 1)) == "nn.Linear(in_features=2, out_features=1, bias=True)"
     for net in (
         More(nn.Linear(2, 1)),
-        nn.Linear(2, 1),
+        nn.MultiheadAttention(2, 1),
         nn.Sequential(nn.Sequential(nn.ReLU())),
         nn.Sequential(More()),
     ):

@@ -323,7 +323,7 @@ def test_a_study_says_which_label_dropout_costs_less():
     of["final/accuracy"] = 1.0 - (of["label"] == "FedAvg") * (of["availability.rate"] < 1) * (
         (2 + of["seed"]) / 30 + of["availability.rate"] / 1e4
     )
-    assert "shares won back rest on single intervals" in next(study_page.answers(doubtful))
+    assert "Shares won back are given where" in next(study_page.answers(doubtful))
     found = study_tables.ranks(tables, "accuracy")
     assert found is not None
     assert found.mean.tolist() == [(2 + 3 + 3) / 3, 2.0, (2 + 1 + 1) / 3]  # level without dropout

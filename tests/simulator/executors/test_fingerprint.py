@@ -397,7 +397,7 @@ def test_a_node_without_the_folder_says_so(tmp_path, monkeypatch):
     setup.population.folder.rename(tmp_path / "gone")
     fault = taken(setup, monkeypatch).fault
     assert fault == (
-        "it cannot read the clients' data ([Errno 2] No such file or directory: "
+        "it cannot read the clients' data (No such file or directory: "
         f"'{setup.population.folder}/population.json'): {FIX}"
     )
 
