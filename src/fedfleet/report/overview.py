@@ -51,7 +51,7 @@ def of_comparison(groups: Mapping[str, Sequence[Run]]) -> list[str]:
     metrics = headline(runs)
     if metrics:
         told.append(_ranking(groups, metrics[0]))
-        told += _verdict(groups, metrics[0])
+        told += [*_verdict(groups, metrics[0]), *_worst_domains(groups, metrics[0])]
     told += [*_worst_classes(groups), *traps.of_comparison(groups)]
     ended = Counter(str(run.summary.get("status") or "unknown") for run in runs)
     if set(ended) != {"finished"}:
@@ -79,6 +79,22 @@ def _worst_classes(groups: Mapping[str, Sequence[Run]]) -> Iterator[str]:
     if found:
         order = sorted(found, key=lambda label: -found[label][0])
         yield f"Recall of the worst class: {', '.join(f'“{label}” {found[label][1]}' for label in order[:6])}."
+
+
+def _worst_domains(groups: Mapping[str, Sequence[Run]], metric: str) -> Iterator[str]:
+    """What each label's final metric is of the domain where it is worst."""
+    found = {
+        label: [v for run in runs if (v := _of_worst_domain(run, metric)) is not None] for label, runs in groups.items()
+    }
+    order = sorted(
+        filter(found.get, found), key=lambda label: np.mean(found[label]), reverse=not less_is_better(metric)
+    )
+    if order:
+        yield f"{metric} of the worst domain: {', '.join(f'“{label}” {mean_sd(found[label])}' for label in order[:6])}."
+
+
+def _of_worst_domain(run: Run, metric: str) -> float | None:
+    return run.final(f"{metric}_worst_domain")
 
 
 def headline(runs: Sequence[Run]) -> list[str]:
@@ -192,13 +208,15 @@ def _metrics(run: Run) -> Iterator[str]:
         final = run.final(metric)
         if final is None:
             continue
+        worst = _of_worst_domain(run, metric)
+        last = number(final) if worst is None else f"{number(final)} (in the worst domain {number(worst)})"
         if len(values) < 2:
-            yield f"The final model's {metric} is {number(final)}."
+            yield f"The final model's {metric} is {last}."
             continue
         best = int(np.argmin(values) if less_is_better(metric) else np.argmax(values))
         first = "before the first round" if rounds[0] == 0 else f"after round {rounds[0]:.0f}"
         at = "of the initial model" if rounds[best] == 0 else f"after round {rounds[best]:.0f}"
-        yield f"{metric} went from {number(values[0])} {first} to {number(final)}; the best was {number(values[best])}, {at}."
+        yield f"{metric} went from {number(values[0])} {first} to {last}; the best was {number(values[best])}, {at}."
 
 
 def _end(run: Run) -> Iterator[str]:

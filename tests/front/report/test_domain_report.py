@@ -43,6 +43,7 @@ def test_the_section_of_domains(tmp_path: Path) -> None:
     for name in ("cosines", "domains-accuracy", "metric-gap-accuracy", "metric-accuracy-worst-domain"):
         assert f'id="{name}"' in after
     assert 'id="metric-accuracy"' in before
+    assert "to 0.5 (in the worst domain 0.5); the best was 0.5" in html.text
     assert "last evaluation ink oil chalk accuracy 0.5 0.6 0.7 cosine 0.9 – 0.8" in html.text
 
 
