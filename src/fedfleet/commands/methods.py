@@ -265,7 +265,9 @@ def _of_study(found: Tables) -> Iterator[str]:
 def _tests(groups: Mapping[str, Sequence[Run]], found: Tables | None) -> Iterator[str]:
     keys = {paper.key for paper in papers_of_tests(groups, found)}
     if HOLM.key in keys:
-        yield rf"Differences are paired by seed and tested by two-sided t-tests with Holm's correction \cite{{{HOLM.key}}}."
+        of = "pairs of labels" if found is None else "differences of a kind in a metric"
+        tests = rf"two-sided t-tests with Holm's correction \cite{{{HOLM.key}}} for all {of}"
+        yield f"Differences are paired by seed and tested by {tests}."
     if HOLM.key in keys and found is not None:
         against = f"Labels are compared with {escape(found.reference)}. " if len(found.labels) > 1 else ""
         yield f"{against}A difference that is the same on every seed is no test."

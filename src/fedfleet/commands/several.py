@@ -145,7 +145,7 @@ def runs(
     found: Any = finding.ordered(finding.select(every, where, table_), sort, descending=descending)
     asked = [name.strip() for name in columns.split(",")] if columns is not None else []
     names = finding.shown(found, every, asked, where, sort, table_)
-    several = len(found)
+    several, of = len(found), len(every) if table_ is None else found["path"].nunique() or len(every)
     found = found.head(limit) if limit is not None else found
     hint = None if several else finding.why_none(where, every, table_)
     if as_json:
@@ -160,7 +160,7 @@ def runs(
     wide().print(results(names, cells, whole=1), soft_wrap=True)  # a folder to be copied
     left = f", of which {len(found)} are shown" if len(found) < several else ""
     told = count(several, "row") if table_ else f"{several:,}"
-    typer.echo(f"{told} of {count(len(every), 'run')} in {folder}{left}")
+    typer.echo(f"{told} of {count(of, 'run')} in {folder}{left}")
     if hint is not None:
         typer.echo(hint)
 

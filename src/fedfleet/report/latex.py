@@ -27,7 +27,7 @@ MINUS = re.compile(r"(?<![^\s(])-(?=\d)")
 LETTER = re.compile("|".join(map(re.escape, ESCAPED)))
 BOLD = (
     f"Bold: the best label of each point and those that follow it and cannot be told from it (tests paired by seed at "
-    f"{share(LEVEL)}, Holm's correction within the point), where some can."
+    f"{share(LEVEL)}, Holm's correction for all pairs of its labels), where some can."
 )
 
 
