@@ -25,8 +25,8 @@ ROUNDED = "classes"
 """The table whose whole numbers come of floats: what the model takes for what, where two classes are close."""
 SKIPPED, NAMES = ("recall",), ("name", "domain_name", "label_name", "predicted_name")
 """A table that follows from what else is measured, and columns of what numbers are called."""
-OF_DATA = ("client_examples", "drawn")
-"""What the summary says of the clients' data, which the population's own tests hold."""
+OF_DATA = ("client_examples", "drawn", "skipped_rounds")
+"""What the summary says of the clients' data, which the population's own tests hold; and what the rounds say, too."""
 CLOSE = 1e-3
 """Relative difference up to which floats of two processors are the same result."""
 

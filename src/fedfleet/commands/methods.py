@@ -28,7 +28,7 @@ from fedfleet.report.latex import escape
 from fedfleet.report.settings import HIDDEN, USED, USUAL, without_effect
 from fedfleet.report.significance import LEVEL, POWER
 from fedfleet.report.study_tables import DONE, WORST, Tables, aborted
-from fedfleet.report.tables import Run
+from fedfleet.report.tables import Run, skipped
 from fedfleet.report.traps import counted, worst_recalls
 from fedfleet.report.words import count, joined, plain_value, share
 
@@ -241,14 +241,17 @@ def _seeds(runs: Sequence[Run]) -> Iterator[str]:
 
 def _of_runs(every: Sequence[Run]) -> Iterator[str]:
     """Yield what came of runs that are no study."""
-    yield from _came(bool(worst_recalls(every)), sum(map(aborted, every)))
+    lost = sum(map(skipped, every)), sum(run.rounds_done for run in every)
+    yield from _came(bool(worst_recalls(every)), sum(map(aborted, every)), *lost)
 
 
-def _came(worst: bool, late: int) -> Iterator[str]:
+def _came(worst: bool, late: int, lost: int, done: int) -> Iterator[str]:
     if worst:
         yield "The worst recall is the least share of a class's test examples that the last model finds."
     if late:
         yield f"In all runs {count(late, 'attempt')} at rounds were aborted; their time and traffic count."
+    if lost:
+        yield f"In {lost:,} of all {count(done, 'round')} too few clients answered."
 
 
 def _of_study(found: Tables) -> Iterator[str]:
@@ -259,7 +262,8 @@ def _of_study(found: Tables) -> Iterator[str]:
     late = int(found.study["aborted_attempts"].sum()) if "aborted_attempts" in found.study else 0
     if failed:
         yield f"Of {count(len(found.study), 'run')}, {failed} failed, and do not count."
-    yield from _came(WORST in found.study, late)
+    lost = (int(found.study[name].sum()) for name in ("skipped_rounds", "rounds_done"))
+    yield from _came(WORST in found.study, late, *lost)
 
 
 def _tests(groups: Mapping[str, Sequence[Run]], found: Tables | None) -> Iterator[str]:

@@ -67,7 +67,7 @@ def _aborted(cohort: Mapping[str, Any]) -> str:
     least = cohort.get("min_responses", 1)
     few = "nobody answers" if least == 1 else f"fewer than {least} clients answer"
     if cohort.get("on_abort") == "skip":
-        return f"A round in which {few} counts as done, and is not tried again"
+        return f"A round in which {few} counts as done, and is not tried again: no answer of it is used"
     if (attempts := cohort.get("attempts", 10)) == 1:
         return f"A round in which {few} ends the run"
     return f"A round in which {few} is tried again, in up to {attempts} attempts"

@@ -14,7 +14,7 @@ from fedfleet.simulator.fleet.buffer import USED
 from fedfleet.simulator.fleet.responses import Outcome
 
 COLUMNS = (*(outcome.name.lower() for outcome in sorted(Outcome)), "rounds_invited", "rounds_heard")
-"""Counts of a client: its outcomes in all phases and attempts; rounds in which it was invited, and heard in the last attempt."""
+"""Counts of a client: its outcomes in all phases and attempts; rounds in which it was invited, and in which its answer was used."""
 WAITING = 1 << 20  # entries that wait to be added to the counts, at most
 
 
@@ -26,15 +26,19 @@ class Participation:
         self._counts = np.empty((0, len(COLUMNS)), np.int64) if state is None else state["counts"].numpy()
         self._waiting: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def add(self, phases: Sequence[PhaseRecord]) -> None:
-        """Count the phases of one round, all attempts at it."""
+    def add(self, phases: Sequence[PhaseRecord], *, in_vain: bool = False) -> None:
+        """Count the phases of one round, all attempts at it; ``in_vain`` is one of which no answer was used."""
         if not phases:
             return
         last = max(p.attempt for p in phases)
         invited = np.unique(np.concatenate([p.clients.numpy() for p in phases]))
-        heard = [p.clients.numpy()[np.isin(p.responses.outcome.numpy(), USED)] for p in phases if p.attempt == last]
+        used = [] if in_vain else [p for p in phases if p.attempt == last]
+        heard = [p.clients.numpy()[np.isin(p.responses.outcome.numpy(), USED)] for p in used]
         entries = [(p.clients.numpy(), p.responses.outcome.numpy().astype(np.int64)) for p in phases]
-        for name, clients in (("rounds_invited", invited), ("rounds_heard", np.unique(np.concatenate(heard)))):
+        for name, clients in (
+            ("rounds_invited", invited),
+            ("rounds_heard", np.unique(np.concatenate([*heard, invited[:0]]))),
+        ):
             entries.append((clients, np.full(len(clients), COLUMNS.index(name))))
         self._waiting += entries
         if sum(len(clients) for clients, _ in self._waiting) > WAITING:
@@ -61,6 +65,6 @@ class Participation:
         whole = self
         if also:
             whole = Participation(self.state())
-            whole.add(also)
+            whole.add(also, in_vain=True)
         of = whole.state()
         return pa.table({"client": of["clients"].numpy(), **dict(zip(COLUMNS, of["counts"].numpy().T, strict=True))})

@@ -379,6 +379,9 @@ class Runner:
     def _summary(self, status: str, error: str | None) -> dict[str, Any]:
         x, rounds, clients = self.x, self.folder.tables.rows, self.x.population.summary()
         totals = ("floats_up", "floats_down", "bytes_up", "bytes_down")
+        counted = (
+            {"skipped_rounds": sum(row["skipped"] for row in rounds)} if x.config.cohort.on_abort == "skip" else {}
+        )
         return {
             "status": status,
             "error": error,
@@ -392,6 +395,7 @@ class Runner:
             "dealt": self.x.dealt,
             "drawn": self.x.drawn,
             "rounds": len(rounds),
+            **counted,
             "initial": self.initial or {},
             "final": {**self._newest(), **self.of_last},
             "best": self.best,

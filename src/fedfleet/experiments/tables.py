@@ -64,7 +64,7 @@ class Tables:
         """Add a round and its evaluation; return its row of ``rounds.parquet``."""
         phases = self._enter(record.index, record.phases)
         if self._counted is not None:
-            self._counted.add(record.phases)
+            self._counted.add(record.phases, in_vain=bool(record.skipped))
         else:
             self._counts["outcomes"] += sum(len(p.clients) for p in record.phases)
         losses = [p["train_loss"] for p in phases if p["train_loss"] is not None]

@@ -35,7 +35,7 @@ LEARNS = {
 
 def of_run(run: Run) -> list[str]:
     """Sentences about one run; nothing is said of what is not on record."""
-    paragraphs = [_who, _steps, _heard, _metrics], [_end, _cost, _beset]
+    paragraphs = [_who, _steps, _heard, _skipped, _metrics], [_end, _cost, _beset]
     return [" ".join(sentence for part in parts for sentence in part(run)) for parts in paragraphs]
 
 
@@ -183,6 +183,10 @@ def _heard(run: Run) -> Iterator[str]:
     rounds = run.rounds_done
     often = f" in {count(rounds, 'round')}, {_each(asked / rounds)} a round" if rounds else ""
     yield f"Of {whole(asked)} invitations{often}, {share(heard / asked)} were answered in time ({whole(heard)}){ever}."
+
+
+def _skipped(run: Run) -> Iterator[str]:
+    yield from filter(None, [traps.skipped_rounds({run.label: [run]})])
 
 
 def _heard_together(runs: Sequence[Run]) -> Iterator[str]:

@@ -106,7 +106,9 @@ def _traps(tables: Tables) -> Iterator[str]:
         if run is not None:
             of_points.setdefault(_point(tables, row), []).append(run)
             of_labels.setdefault(row["label"], []).append(run)
-    yield from filter(None, (traps.not_learnt(of_points, NAMED), traps.weights(of_labels)))
+    yield from filter(
+        None, (traps.skipped_rounds(of_labels), traps.not_learnt(of_points, NAMED), traps.weights(of_labels))
+    )
 
 
 def never(tables: Tables) -> list[tuple[str, int, int]]:

@@ -20,7 +20,7 @@ from fedfleet.files import parquet
 from fedfleet.files.summary import KEPT
 from fedfleet.report.shown import asked_for, parted
 from fedfleet.report.significance import Ranks, contrast, difference, ranked
-from fedfleet.report.tables import Run, answered, counted, gini, read, told_in
+from fedfleet.report.tables import Run, answered, counted, gini, read, skipped, told_in
 from fedfleet.report.traps import worst_recalls
 from fedfleet.report.values import names, plain
 from fedfleet.simulator.driver.evaluation import less_is_better
@@ -36,7 +36,7 @@ SENT = ("floats", "bytes_up", "bytes_down")
 TO_TARGET = ("target/rounds", *(f"target/{what}" for what in SENT), "target/virtual_s")
 WORST = "worst_recall"
 """The share that the last model finds of the test examples of the class which it serves worst."""
-COUNTED = ("clients", "worst_class", "aborted_attempts", "rounds_done", *SENT)
+COUNTED = ("clients", "worst_class", "aborted_attempts", "rounds_done", "skipped_rounds", *SENT)
 """Whole numbers, missing where a trial failed."""
 WALL_CLOCK = ("seconds",)
 """Columns that differ from one time to the next."""
@@ -229,7 +229,7 @@ def _row(run: Run, curve: Frame, part: Frame, target: Target | None) -> dict[str
         "completed_share": _share(run, "completed", "merged_stale"),
         "unavailable_share": _share(run, "unavailable"),
     }
-    row |= {"aborted_attempts": aborted(run), "rounds_done": run.rounds_done}
+    row |= {"aborted_attempts": aborted(run), "rounds_done": run.rounds_done, "skipped_rounds": skipped(run)}
     sent = {name: int(run.total(name) or 0) for name in ("floats_up", "floats_down", *SENT[1:])}
     row |= {"floats": sent["floats_up"] + sent["floats_down"], **{name: sent[name] for name in SENT[1:]}}
     return row | {"virtual_s": run.total("virtual_s"), "seconds": run.summarised("seconds")}

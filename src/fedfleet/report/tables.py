@@ -163,14 +163,29 @@ def invitations(run: Run) -> tuple[np.ndarray, np.ndarray]:
 
 
 def answered(run: Run) -> np.ndarray:
-    """Which rows of the outcomes (n,) are answers that the algorithm used: heard or stale, in the last attempt at their round."""
-    used = np.isin(run.outcomes["outcome"], ("completed", "stale"))
+    """Which rows of the outcomes (n,) are answers that the algorithm used: heard or stale, in the last attempt at their round.
+
+    In a round that was skipped, or that failed with its run, none was.
+    """
+    used = np.isin(run.outcomes["outcome"], ("completed", "stale")) & np.isin(run.outcomes["round"], _of_use(run))
     if "attempt" not in run.outcomes:
         return used
     rounds, row = np.unique(run.outcomes["round"], return_inverse=True)
     last = np.zeros(len(rounds))
     np.maximum.at(last, row, run.outcomes["attempt"])
     return used & (run.outcomes["attempt"] == last[row])
+
+
+def _of_use(run: Run) -> np.ndarray:
+    """Which rounds were done, and not skipped."""
+    done, skipped = run.rounds.get("round", np.empty(0)), run.rounds.get("skipped")
+    return done if skipped is None else done[skipped != 1]
+
+
+def skipped(run: Run) -> int:
+    """How many rounds were skipped, answered by too few."""
+    known = run.summarised("skipped_rounds")
+    return int(known if known is not None else run.total("skipped") or 0)
 
 
 def domain_columns(groups: Mapping[str, Sequence[Run]]) -> list[str]:

@@ -10,11 +10,12 @@ import numpy as np
 
 from fedfleet.report.classes import confusion
 from fedfleet.report.classes import counted as read_counts
-from fedfleet.report.tables import Run, read_table
+from fedfleet.report.tables import Run, read_table, skipped
 from fedfleet.report.words import count, joined, number
 
 COUNT = {"num_examples": "by their examples", "uniform": "alike"}
 """``algorithm.weight`` in words."""
+NAMED = 6  # labels whose skipped rounds are told
 
 
 def constant(run: Run) -> str | None:
@@ -36,7 +37,18 @@ def constant(run: Run) -> str | None:
 
 def of_comparison(groups: Mapping[str, Sequence[Run]]) -> Iterator[str]:
     """Yield a sentence for each trap of runs under several labels."""
-    yield from filter(None, (not_learnt(groups), weights(groups)))
+    yield from filter(None, (skipped_rounds(groups), not_learnt(groups), weights(groups)))
+
+
+def skipped_rounds(groups: Mapping[str, Sequence[Run]]) -> str | None:
+    """Say how many rounds of each label were skipped, answered by too few; None for none."""
+    lost = {label: sum(map(skipped, runs)) for label, runs in groups.items()}
+    if not (every := sum(lost.values())):
+        return None
+    done = {label: sum(run.rounds_done for run in runs) for label, runs in groups.items()}
+    of = [f"“{label}” {lost[label]:,} of {done[label]:,}" for label in lost if lost[label]]
+    told = f": {', '.join(of)}" if len(lost) > 1 and len(of) <= NAMED else ""
+    return f"Of {count(sum(done.values()), 'round')} {every:,} were skipped, answered by too few: no answer was used{told}."
 
 
 def not_learnt(groups: Mapping[str, Sequence[Run]], most: int | None = None) -> str | None:
