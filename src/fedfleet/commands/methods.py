@@ -151,7 +151,7 @@ def _task(run: Run) -> str:
         if k not in ("model", "hidden", "options")
     }
     if is_own(run, "task"):
-        chosen = {} if (loss := own_loss.read(run)) is None else {"loss": loss.told()}
+        chosen = {} if (loss := own_loss.told(run)) is None else {"loss": loss}
     return (
         f"The task is {code(name_of(task))}{model}{widths}{numbers}{entropy}{f'; {in_words(chosen)}' if chosen else ''}"
     )

@@ -128,7 +128,7 @@ def _plain(run: Run, net: Net | None, rate: float) -> str:
         "yours": f"{joined(theirs)} {'is' if len(theirs) == 1 else 'are'} ",
         "optimizer": _optimizer(run, rate),
         "shape": ", ".join(map(str, shape)),
-        "labels": "(n,)" if classes or (own is not None and own.of_indices) else "(n, ...)",
+        "labels": "(n,)" if classes or (own is not None and own.of_indices and not own.of_tokens) else "(n, ...)",
         "loss": loss,
         "clipped": _clipped(run),
     }

@@ -1,4 +1,4 @@
-"""The loss of a task that was made in Python, where it is one of torch's, as the record of a run has it."""
+"""The loss of a task with a net of one's own, where it is one of torch's or has a name, as the record of a run has it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,33 @@ from fedfleet.report.words import joined
 
 TENSORS = ("weight", "pos_weight")
 """Options of torch's losses that are tensors there, also those of one number."""
-TORCHS = re.compile(r"torch\.nn\.functional\.([a-z0-9_]+)")
+TORCHS = re.compile(r"torch\.nn\.functional[.:]([a-z0-9_]+)")
+CLASS = re.compile(r"torch\.nn:([A-Za-z0-9]+)")
+"""A loss of torch's in a configuration, with the options that it has if none are given."""
+TOKENS = "token_cross_entropy"
+NAMED = {
+    "cross_entropy": "cross_entropy",
+    TOKENS: "cross_entropy",
+    "bce_with_logits": "binary_cross_entropy_with_logits",
+    "mse": "mse_loss",
+    "mae": "l1_loss",
+    "huber": "huber_loss",
+}
+"""Losses by name, and what torch calls them."""
 
 
 class OwnLoss(NamedTuple):
     """One of torch's losses: the function's name, its options that are given, and whether it is summed over a batch.
 
-    ``of_indices`` says that labels are numbers of classes. Options that are tensors of few numbers are lists of these; of larger
-    ones the record has a digest alone.
+    ``of_indices`` says that labels are numbers of classes, ``of_tokens`` that each example has several, over which its loss is the
+    mean. Options that are tensors of few numbers are lists of these; of larger ones the record has a digest alone.
     """
 
     name: str
     options: Mapping[str, Any]
     summed: bool
     of_indices: bool
+    of_tokens: bool = False
 
     def told(self) -> str:
         """Return it in words: "cross_entropy (label smoothing 0.1, class weights)"."""
@@ -42,6 +55,9 @@ class OwnLoss(NamedTuple):
 
     def code(self) -> str:
         """Return it in Python, of ``net(x)``, ``y`` and options that are tensors by their names."""
+        if self.of_tokens:
+            each = f'nn.functional.{self.name}(net(x).movedim(-1, 1), y, reduction="none")'
+            return f"({each}.sum(1) / (y != -100).sum(1).clamp(min=1)).mean()"
         both = "net(x), y" if self.of_indices else "net(x).view_as(y), y.float()"
         given = {**self.options, **({"reduction": "sum"} if self.summed else {})}
         said = [f"{key}={key if key in self.tensors else _code(key, value)}" for key, value in given.items()]
@@ -61,13 +77,43 @@ def _code(key: str, value: Any) -> str:
 
 
 def read(run: Run) -> OwnLoss | None:
-    """Return the loss of a run's own task; None for one of the user's own, and where there is none on record."""
-    how = mapping(mapping(mapping(run.summary.get("own")).get("task")).get("options"))
+    """Return the loss of a run's own net; None for one of the user's own, and where there is none on record."""
+    how = _recorded(run)
     name, options = TORCHS.fullmatch(str(how.get("function"))), mapping(how.get("options"))
     if name is None:
-        return None
+        return _by_name(_name(run, how))
     usual = {"ignore_index": -100, "label_smoothing": 0.0}
     given = {
         k: v for k, v in options.items() if k.isidentifier() and v is not None and (k not in usual or v != usual[k])
     }
     return OwnLoss(name[1], given, bool(how.get("in_all")), bool(mapping(how.get("kind")).get("of_indices")))
+
+
+def told(run: Run) -> str | None:
+    """Return the loss of a run's own net in words; None where there is none on record."""
+    if (known := read(run)) is not None:
+        return known.told()
+    name = _recorded(run).get("name")
+    return f"{name}, of one's own" if name else None
+
+
+def _recorded(run: Run) -> Mapping[str, Any]:
+    return mapping(mapping(mapping(run.summary.get("own")).get("task")).get("options"))
+
+
+def _name(run: Run, how: Mapping[str, Any]) -> str:
+    """Return what a loss is chosen by: in Python, or in the configuration."""
+    if how:
+        return str(mapping(how.get("loss")).get("name"))
+    return str(run.get("task", "loss")) if run.get("task", "name") == "module" else ""
+
+
+def _by_name(name: str) -> OwnLoss | None:
+    from fedfleet.tasks.torch_losses import KINDS, MODULES  # here, for it imports torch
+
+    of_torch, of = TORCHS.fullmatch(name), CLASS.fullmatch(name)
+    classes = {each.__name__: function for each, function in MODULES.items()}
+    function = classes.get(of[1]) if of else of_torch[1] if of_torch else NAMED.get(name)
+    if function not in KINDS:
+        return None
+    return OwnLoss(function, {}, summed=False, of_indices=KINDS[function].of_indices, of_tokens=name == TOKENS)

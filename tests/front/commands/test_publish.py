@@ -111,7 +111,7 @@ def test_methods_tell_options_that_are_no_defaults_and_those_alone(runs: fedflee
     for says in (
         r"\texttt{mlp} (hidden [32, 16])", "the server invites all 4 clients, and waits for all that are online;",
         "client optimizer sgd (momentum 0.9, state reset))",
-        "A round in which fewer than 2 clients answer counts as done, and is not tried again.",
+        "A round in which fewer than 2 clients answer counts as done, and is not tried again: no answer of it is used.",
         "Models are evaluated after every 2 rounds and after the last",
     ):  # fmt: skip
         assert says in told
@@ -154,11 +154,13 @@ def test_a_task_of_ones_own_is_told_with_torchs_loss(tmp_path: Path) -> None:
     }
     for given, says in (
         (loss, "; loss cross\\_entropy (weight 1 and 0.25, with pos weight, label smoothing 0.1)."),
+        ({"loss": {"name": "mse"}, "chosen": {}}, "; loss mse\\_loss."),
+        ({"name": "mse"}, "; loss mse, of one's own."),
         ({}, "."),
     ):
         summary = {"status": "finished", "own": {"task": {"options": given}}}
         run = make_run(
-            tmp_path / str(len(given)), config={"task": {"own": {"name": "net"}}, "rounds": 1}, summary=summary
+            tmp_path / str(len(says)), config={"task": {"own": {"name": "net"}}, "rounds": 1}, summary=summary
         )
         assert f"The task is \\texttt{{net}}{says}\n" in paragraph({"x": [read(run)]}, None, None)
 

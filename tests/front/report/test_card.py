@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from torch import nn
 
 from fedfleet.report import own_loss, write_card, write_report
 from fedfleet.report.card import CARD, NETS, card
 from fedfleet.report.tables import read
 from fedfleet.tasks.registry import TASKS
+from fedfleet.tasks.targets import LOSSES
 from tests.front.report.report_runs import make_run
 
 
@@ -115,3 +118,33 @@ def test_the_card_gives_torch_tensors_where_torch_takes_no_numbers() -> None:
     )
     assert one.code().endswith("y.float(), pos_weight=torch.tensor(3.0))")
     assert several.code().endswith("net(x), y, weight=torch.tensor([1.0, 2.0]), label_smoothing=0.1)")
+
+
+def test_a_loss_by_name_is_torchs_to_the_last_digits(tmp_path: Path) -> None:
+    """Where no label is -100 but of tokens, whose lines leave those out example by example."""
+    numbers, flags, classes = torch.randn(4, 3), torch.rand(4, 3).round(), torch.tensor([0, 2, 1, 1])
+    tokens = torch.tensor([[0, 2, 1], [1, -100, -100], [2, 2, -100], [-100, -100, -100]])
+    shapes = {
+        "cross_entropy": ((4, 3), classes),
+        "token_cross_entropy": ((4, 3, 3), tokens),
+        "bce_with_logits": ((4, 3), flags),
+    }
+    for name, loss in LOSSES.items():
+        shape, y = shapes.get(name, ((4, 3), numbers))
+        outputs = torch.randn(shape)
+        path = f"torch.nn.functional:{own_loss.NAMED[name]}"
+        of_paths = ({"name": "module", "loss": path},) if name != "token_cross_entropy" else ()
+        for task in ({"name": "module", "loss": name}, *of_paths):
+            known = own_loss.read(read(make_run(tmp_path / name / task["loss"], config={"task": task})))
+            assert known is not None
+            found = eval(known.code(), {"nn": nn, "net": lambda x: x, "x": outputs, "y": y})
+            torch.testing.assert_close(found, loss.each(outputs, y).mean(), rtol=1e-6, atol=0)
+    for each in (
+        "torch.nn:HuberLoss",
+        "torch.nn:CTCLoss",
+        "torch.nn:MSELoss.forward",
+        "mine:mse",
+        "torch.nn.functional:relu",
+    ):
+        known = own_loss.read(read(make_run(tmp_path / each, config={"task": {"name": "module", "loss": each}})))
+        assert (known is not None) == (each == "torch.nn:HuberLoss")
