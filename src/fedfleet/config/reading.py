@@ -78,7 +78,9 @@ def check_there(folder: Path, *names: str) -> None:
     if not is_there(folder):
         raise ConfigError(f"{folder}: no such folder: give the folder of a run")
     if not any(is_there(folder / name) for name in names):
-        raise ConfigError(f"{folder}: no {names[0]} there: give the folder of a run")
+        of_study = is_there(folder / "study.json")
+        fix = "a study: the `fedfleet study` that began it goes on with it" if of_study else "give the folder of a run"
+        raise ConfigError(f"{folder}: no {names[0]} there: {fix}")
 
 
 def override(text: str) -> dict[str, Any]:

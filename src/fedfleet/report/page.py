@@ -138,7 +138,8 @@ def _table(groups: Mapping[str, Sequence[Run]], metrics: Sequence[str], folded: 
     unit = told_in(run for runs in groups.values() for run in runs)
     show = quantity if unit == "floats" else lambda value: quantity(value, "B")
     equal = {metric: at_equal_traffic(list(groups.values()), metric, unit) for metric in metrics}
-    head = ["label", "runs finished", "seeds" if any(len(runs) > 1 for runs in groups.values()) else "seed"]
+    several = any(len(runs) > 1 for runs in groups.values())
+    head = ["label", "runs finished", "seeds" if several else "seed"]
     for metric in metrics:
         head.append(f"final {metric}")
         if result := equal[metric]:
@@ -159,7 +160,7 @@ def _table(groups: Mapping[str, Sequence[Run]], metrics: Sequence[str], folded: 
         row += [_mean_text(runs, f"{unit}_up", show), _mean_text(runs, "virtual_s", duration)]
         rows.append(row)
     head += [f"{unit} up", "virtual time"]
-    text = f"Mean ± sample standard deviation over seeds; {unit} and times are means."
+    text = f"Mean ± sample standard deviation over seeds; {unit} and times are means." if several else "Of one seed."
     if any(equal.values()):
         text += (
             f" At equal {unit}: the metric once the server had received as many {unit} as the run that received fewest, "

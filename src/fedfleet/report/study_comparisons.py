@@ -321,7 +321,7 @@ def gets_back(tables: Tables) -> Iterator[str]:
     said = joined([f"{label} {_part(most.of[label])}" for label in back[:NAMED]])
     lost = f"{most.cost.mean:.3f} ± {most.cost.half:.3f} of {tables.metrics[0]}, {probability(most.p)} by Holm's correction"
     largest = max(every_one, key=lambda each: each.cost.mean if np.isfinite(each.cost.mean) else -math.inf)
-    told = f"{reference} loses most at {_place(most)}"
+    told = f"{reference}, the reference, has its largest loss at {_place(most)}"
     if largest.cost.mean > most.cost.mean:
         noise = f"{largest.cost.mean:.3f} ± {largest.cost.half:.3f}, which may be chance"
         told = f"Beyond chance {told} ({noise}, at {_place(largest)})"

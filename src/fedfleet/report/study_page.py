@@ -227,11 +227,17 @@ def _results(tables: Tables, metrics: Sequence[str]) -> Grid:
         else:
             row += [MISSING] * 3
         rows.append(row)
-    text = "Mean ± sample standard deviation over n seeds. Trials that failed do not count."
+    over = f"{_over_seeds(tables, 'n seeds')}. " if metrics else ""
+    text = f"{over}Trials that failed do not count."
     if to_target:
         sent = "floats (up and down)" if tables.sent == SENT[:1] else "bytes"
-        text += f" Rounds, {sent} and virtual seconds to the target are means, given only where every seed got there."
+        text += f" Rounds, {sent} and virtual seconds to the target are means over n seeds, given only where every seed got there."
     return Grid(head, rows, text)
+
+
+def _over_seeds(tables: Tables, seeds: str = "seeds") -> str:
+    """Return what results are of."""
+    return f"Mean ± sample standard deviation over {seeds}" if tables.study["seed"].nunique() > 1 else "Of one seed"
 
 
 def to_target(tables: Tables) -> Grid | None:
@@ -259,7 +265,7 @@ def _plane(tables: Tables, metric: str) -> Grid | None:
             rows.append(
                 [label, *map(plain_value, point.values()), *(mean_sd(f[f"final/{metric}"].tolist()) for f in result)]
             )
-    text = f"Final {metric} by {key}: mean ± sample standard deviation over seeds."
+    text = f"Final {metric} by {key}. {_over_seeds(tables)}."
     return Grid(["label", *others, *map(plain_value, tables.varied[key])], rows, text)
 
 

@@ -18,6 +18,7 @@ from fedfleet.config.schema import load
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.progress import Progress
 from fedfleet.experiments.runfolder import locked
+from fedfleet.report import study_page
 from fedfleet.report.study_tables import Target, interval, paired, reached
 from fedfleet.report.words import number
 from tests.front.report.report_runs import Page
@@ -345,10 +346,13 @@ def test_the_report_shows_everything(done):
 
 @pytest.mark.slow
 def test_the_report_names_what_never_reached_the_target(tmp_path):
-    run(tmp_path / "study", target="eval/auc=1.1")
+    made = run(tmp_path / "study", target="eval/auc=1.1")
     page = (tmp_path / "study" / "report.html").read_text()
     never = ("ONE, rate = 1.0", "ONE, rate = 0.2", "par, rate = 1.0", "par, rate = 0.2")
     assert f"Never reached auc ≥ 1.1, on any seed: {'; '.join(never)}." in page
+    spent = study_page.to_target(made)
+    assert spent is not None
+    assert spent.caption.startswith("Trials that failed do not count. Rounds, floats")
     rows = pd.read_parquet(tmp_path / "study" / "study.parquet")
     assert rows[["target/rounds", "target/floats", "target/virtual_s"]].isna().all(axis=None)
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import fedfleet
-from fedfleet.report import least_completed
+from fedfleet.report import least_completed, overview
 from fedfleet.report.study_tables import participation
 from fedfleet.report.tables import heard_clients, read
 from fedfleet.simulator.errors import FedfleetError
@@ -21,6 +21,13 @@ CASES: dict[str, dict[str, Any]] = {
     "attempts": {
         **{"algorithm": {"name": "fedavg", "steps": 1}, "task": {"model": "logistic"}},
         **{"cohort": {"size": 4, "min_responses": 3}, "availability": {"kind": "bernoulli", "rate": 0.6}},
+    },
+    "skipped": {
+        **{"algorithm": {"name": "fedavg", "steps": 1}, "task": {"model": "logistic"}},
+        **{
+            "cohort": {"size": 4, "min_responses": 3, "on_abort": "skip"},
+            "availability": {"kind": "bernoulli", "rate": 0.6},
+        },
     },
 }
 
@@ -52,6 +59,13 @@ def test_counts_are_those_of_the_rows(tmp_path, case):
     assert [x.tolist() for x in heard_clients(a)[:2]] == [x.tolist() for x in heard_clients(b)[:2]]
     assert least_completed.table(a) == least_completed.table(b)
     pd.testing.assert_frame_equal(participation(a), participation(b))
+    lost = listed.rounds["round"][listed.rounds["skipped"]] if case == "skipped" else []
+    last = rows.groupby("round")["attempt"].transform("max") == rows["attempt"]
+    used = rows[rows["outcome"].isin(["completed", "stale"]) & last & ~rows["round"].isin(lost)]
+    wanted = used.groupby("client")["round"].nunique()
+    assert dict(zip(*heard_clients(a)[:2], strict=True)) == wanted.to_dict()
+    told = f"Of 6 rounds {len(lost)} were skipped" in " ".join(overview.of_run(a))
+    assert (listed.summary.get("skipped_rounds", 0), told) == (len(lost), case == "skipped")
 
 
 def test_attempts_at_a_round_that_came_to_nothing_are_counted_once(tmp_path):
@@ -64,5 +78,6 @@ def test_attempts_at_a_round_that_came_to_nothing_are_counted_once(tmp_path):
             go_on()
         seen.append(pd.read_parquet(out / "outcomes.parquet"))
     pd.testing.assert_frame_equal(*seen)
+    assert not seen[0]["rounds_heard"].any()
     phases = pd.read_parquet(out / "phases.parquet")
     assert seen[0]["unavailable"].sum() == phases["unavailable"].sum() > 0

@@ -179,6 +179,9 @@ def test_what_may_not_change(undisturbed, command, overrides, says):
 def test_nothing_to_go_on_from(tmp_path, command, undisturbed):
     status, _, error = command("resume", tmp_path / "none")
     assert (status, error) == (2, f"error: {tmp_path / 'none'}: no such folder: give the folder of a run\n")
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "study.json").write_text("{}")
+    assert "a study: the `fedfleet study` that began it" in command("resume", tmp_path / "study")[2]
     out = shutil.copytree(undisturbed("stateless"), tmp_path / "run")
     shutil.rmtree(out / "checkpoints")
     status, _, error = command("resume", out, "rounds=12")
