@@ -9,6 +9,7 @@ from fedfleet.commands import rounds_told, tuned
 from fedfleet.commands.options_told import (
     DEFAULTS,
     NAMES,
+    about,
     code,
     explained,
     in_words,
@@ -50,6 +51,8 @@ UNTOLD = (
     *(f"executor.{key}" for key in Executor.model_fields if key != "tf32"),
 )  # fmt: skip
 """Those that change nothing of what a paper tells."""
+COMMON = ("classification", "module", "language_model")
+"""Tasks that their names, models and losses say."""
 
 
 def paragraph(groups: Mapping[str, Sequence[Run]], found: Tables | None, search: tuned.Search | None) -> str:
@@ -143,7 +146,7 @@ def _task(run: Run) -> str:
     model = f", with {code(str(task['model']))}" if task.get("model") else ""
     hidden = task.get("hidden") if task.get("model") in HIDDEN else None
     entropy = "; the loss is cross-entropy" * (name_of(task) == "classification")
-    widths = f" (hidden {plain_value(hidden)})" if hidden else ""
+    widths = f" ({in_words({'hidden': hidden})})" if hidden else ""
     numbers = f" of {size:,.0f} numbers" if size else ""
     chosen = {
         k: v
@@ -152,9 +155,10 @@ def _task(run: Run) -> str:
     }
     if is_own(run, "task"):
         chosen = {} if (loss := own_loss.told(run)) is None else {"loss": loss}
-    return (
-        f"The task is {code(name_of(task))}{model}{widths}{numbers}{entropy}{f'; {in_words(chosen)}' if chosen else ''}"
-    )
+        model = f", {code(str(net))}" if (net := run.summary.get("net")) else ""
+    goal, more = about("task", name_of(task)), f"; {in_words(chosen)}" if chosen else ""
+    aim = f" ({goal})" if goal and name_of(task) not in COMMON else ""
+    return f"The task is {code(name_of(task))}{aim}{model}{widths}{numbers}{entropy}{more}"
 
 
 def _evaluation(run: Run) -> str:
@@ -212,7 +216,8 @@ def _besides(run: Run) -> str:
             told.append(f"{escape(key.replace('_', ' '))} {in_words(section) or escape(name_of(section))}")
     for key, value in leaves(run.config):
         said = any(key == each or key.startswith(f"{each}.") for each in (*TOLD, *UNTOLD))
-        if not said and value not in (DEFAULTS.get(key), None, [], {}):
+        dealt_anew = key == "population.partition_seed" and value == variance.PAIRED  # which the spreads say
+        if not said and not dealt_anew and value not in (DEFAULTS.get(key), None, [], {}):
             told.append(f"{code(key)} {escape(plain_value(value))}")
     return f"Besides: {'; '.join(told)}." if told else ""
 

@@ -14,7 +14,7 @@ from fedfleet.report.settings import UNTOLD as ONLY_IF_OTHER
 from fedfleet.report.settings import USED
 from fedfleet.report.tables import Run
 from fedfleet.report.values import NAMES
-from fedfleet.report.words import plain_value
+from fedfleet.report.words import joined, plain_value
 
 UNTOLD = ("name", "kind", "of", "sha256", "digest", "source", "min_size")
 """Keys that are no options, or are told elsewhere."""
@@ -102,6 +102,10 @@ def in_words(options: Mapping[str, Any]) -> str:
             inner = {k: v for k, v in value.items() if k not in UNTOLD and v is not None}
             more = f" ({in_words(inner)})" if inner else ""
             words.append(f"{_words(option)} {escape(name_of(value))}{more}")
+        elif isinstance(value, bool):
+            words.append(f"{'with' if value else 'without'} {_words(option)}")
+        elif isinstance(value, list):
+            words.append(f"{_words(option)} {escape(joined(list(map(plain_value, value))))}")
         else:
             words.append(f"{_words(option)} {escape(plain_value(value))}")
     return ", ".join(words)
@@ -119,9 +123,14 @@ def with_options(name: str, options: Mapping[str, Any], about: str = "") -> str:
 
 def explained(key: str, section: Mapping[str, Any]) -> str:
     """Return the name of a section's part, all its options, and what it is in the words of its registry."""
-    of, name = SECTIONS.get(key), name_of(section)
+    return with_options(name_of(section), options_set(section), about(key, name_of(section)))
+
+
+def about(key: str, name: str) -> str:
+    """Return in LaTeX what a section's part is in the words of its registry, "" for one of the user's own."""
+    of = SECTIONS.get(key)
     text = of.registry.about(name).rstrip(".") if of is not None and name in of.registry else ""
-    return with_options(name, options_set(section), escape(f"{text[:1].lower()}{text[1:]}"))
+    return escape(f"{text[:1].lower() if text[1:2].islower() else text[:1]}{text[1:]}")
 
 
 def code(name: str) -> str:

@@ -12,6 +12,7 @@ import torch
 
 from fedfleet.assembly.executors import EXECUTORS
 from fedfleet.assembly.prepared import Prepared
+from fedfleet.assembly.weights import plain_code
 from fedfleet.config.platforms import without_ray
 from fedfleet.config.timing import local_steps
 from fedfleet.experiments.checkpoint import Checkpoint
@@ -33,6 +34,7 @@ from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.signals import put_off
 from fedfleet.tracking.callback import Begun, Callbacks, Stop
 
+LONGEST_NET = 1000  # characters of the summary
 HOW = {
     "serial": "one client at a time",
     "batched": "many at once",
@@ -376,6 +378,11 @@ class Runner:
         result = self.folder.tables.evaluations()
         return result[-1] if result else self.initial or {}
 
+    def _net(self) -> dict[str, str]:
+        """Return what a net made in Python is, in Python, if a line says it."""
+        made = plain_code(self.x.task) if "task" in self.x.own else None
+        return {} if made is None or len(made[1]) > LONGEST_NET else {"net": made[1]}
+
     def _summary(self, status: str, error: str | None) -> dict[str, Any]:
         x, rounds, clients = self.x, self.folder.tables.rows, self.x.population.summary()
         totals = ("floats_up", "floats_down", "bytes_up", "bytes_down")
@@ -389,6 +396,7 @@ class Runner:
             "diverged": self.stop.why if self.stop and self.stop.by == DIVERGED else None,
             "label": self.x.label,
             "own": self.x.own,
+            **self._net(),
             "scorer": self.scorer,
             "domains": list(self.x.domain_names),
             "examples": self.x.examples,

@@ -109,7 +109,7 @@ def test_methods_tell_options_that_are_no_defaults_and_those_alone(runs: fedflee
     }  # fmt: skip
     told = paragraph({"x": [read(make_run(tmp_path / "whole", config=whole))]}, None, None)
     for says in (
-        r"\texttt{mlp} (hidden [32, 16])", "the server invites all 4 clients, and waits for all that are online;",
+        r"\texttt{mlp} (hidden 32 and 16)", "the server invites all 4 clients, and waits for all that are online;",
         "client optimizer sgd (momentum 0.9, state reset))",
         "A round in which fewer than 2 clients answer counts as done, and is not tried again: no answer of it is used.",
         "Models are evaluated after every 2 rounds and after the last",
