@@ -13,6 +13,7 @@ from fedfleet.algorithms.options import ByName
 from fedfleet.simulator.errors import ConfigError, show
 from fedfleet.simulator.registry import Registry, choices
 
+NAMED = 6  # parts that have an option
 USUALLY = {
     "learning_rate": "lr",
     "eta": "lr",
@@ -149,7 +150,8 @@ def _instead(place: _Place, top: Mapping[str, Any] | None) -> str:
         return known
     kinds = place.names.registry
     have = [f"{place.above}.{kinds.key}={n}" for n, entry in kinds.items() if place.last in entry.options.model_fields]
-    return known + (f"; it is for {have[0] if len(have) == 1 else 'one of ' + ', '.join(have)}" if have else "")
+    more = f" and {len(have) - NAMED} more" if len(have) > NAMED else ""
+    return known + (f"; it is for {'one of ' * (len(have) > 1)}{', '.join(have[:NAMED])}{more}" if have else "")
 
 
 def _place(error: Any, model: type[BaseModel], node: Any, at: str) -> _Place:
