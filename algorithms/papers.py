@@ -125,17 +125,20 @@ _ROBUST_RULES = (
     ),
 )
 
+HSU = Paper(
+    "hsu2019measuring",
+    "Hsu, Tzu-Ming Harry and Qi, Hang and Brown, Matthew",
+    "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification",
+    "arXiv:1909.06335",
+    2019,
+)
+"""Of momentum at the server, FedAvgM."""
+
 PAPERS: Mapping[str, tuple[Paper, ...]] = {
     "fedavg": (_MCMAHAN,),
     "fedopt": (
         _REDDI,
-        Paper(
-            "hsu2019measuring",
-            "Hsu, Tzu-Ming Harry and Qi, Hang and Brown, Matthew",
-            "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification",
-            "arXiv:1909.06335",
-            2019,
-        ),
+        HSU,
     ),
     "fedbuff": (
         Paper(

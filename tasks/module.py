@@ -158,6 +158,7 @@ class ModuleTask:
         self.chosen = chosen(self.loss.metrics if metrics is None else metrics, self.loss, key)
         of_numbers = self.loss.own is None and self.loss.axis is None and not self.loss.binary
         self.predicted = None if of_numbers else self._predicted
+        self.ignored = self.loss.ignored
         self.objectives = {"train": Objective(loss=self._train, sign={"x": 1})}
         self.functions: Mapping[str, Callable[[Tree, Batch], Any]] = {
             "predict": lambda z, batch: self.outputs(z, batch.x),

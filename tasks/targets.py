@@ -41,6 +41,8 @@ class Loss(NamedTuple):
     """Examples count by the weights of their classes."""
     total: bool = False
     """A batch's loss is the sum over examples, in the place of their mean."""
+    ignored: int = IGNORED
+    """The label that counts for nothing."""
 
     def of_batch(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Return the loss of the rows of a batch that count."""
@@ -87,7 +89,7 @@ class Loss(NamedTuple):
         wanted = outputs.movedim(self.axis, -1).shape[:-1] if outputs.dim() > 1 else ()
         if wanted == y.shape:
             most = outputs.shape[self.axis] - 1  # labels beyond it are refused once all are known
-            self.each(outputs, y.clamp(max=most))  # with options of its own, such as weights of as many classes
+            self.each(outputs, y.clamp(0, most))  # with options of its own, such as weights of as many classes
             return None
         shape = ", ".join(map(str, y.shape))
         fix = f"(examples, classes{', …' * (y.dim() > 1)})" if self.axis == 1 else "(examples, tokens, words)"
@@ -97,7 +99,7 @@ class Loss(NamedTuple):
         """Return which of all labels (n, ...) there cannot be, with outputs of this shape, and the mend; None if there is none."""
         if self.axis is not None and not y.is_floating_point():
             most = outputs.shape[self.axis]
-            bad = ((y < 0) & (y != IGNORED)) | (y >= most)
+            bad = ((y < 0) | (y >= most)) & (y != self.ignored)
             if bad.any():
                 top, few = int(y[bad].max()), "1 output" if most == 1 else f"{most} outputs"
                 if int(y[bad].min()) < 0:
@@ -250,5 +252,7 @@ def hits(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def hard(loss: Loss, y: Tensor) -> Tensor:
-    """Return labels, of probabilities of the classes the likeliest."""
-    return y.argmax(loss.axis) if loss.axis is not None and y.is_floating_point() else y
+    """Return labels, of probabilities of the classes the likeliest, with ``IGNORED`` where one counts for nothing."""
+    if loss.axis is None:
+        return y
+    return y.argmax(loss.axis) if y.is_floating_point() else y.masked_fill(y == loss.ignored, IGNORED)

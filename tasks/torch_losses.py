@@ -24,7 +24,7 @@ from torch.nn.modules.loss import _Loss
 from torch.overrides import TorchFunctionMode
 
 from fedfleet.simulator.errors import ConfigError
-from fedfleet.tasks.targets import Loss, each_example, like, summed
+from fedfleet.tasks.targets import IGNORED, Loss, each_example, like, summed
 
 
 class Kind(NamedTuple):
@@ -163,7 +163,7 @@ def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def _loss(name: str, options: Mapping[str, Any], reduction: str) -> Loss:
     kind, function = KINDS[name], getattr(F, name)
     plain = name == "cross_entropy" and options.get("weight") is None and not options.get("label_smoothing")
-    weight, ignored = options.get("weight"), options.get("ignore_index", -100)
+    weight, ignored = options.get("weight"), options.get("ignore_index", IGNORED)
 
     def values(outputs: Tensor, y: Tensor) -> Tensor:
         given = {k: v.to(outputs) if isinstance(v, Tensor) else v for k, v in options.items()}
@@ -202,4 +202,5 @@ def _loss(name: str, options: Mapping[str, Any], reduction: str) -> Loss:
         counts=counts if of_labels and (weight is not None or "ignore_index" in options) else None,
         weighted=of_labels and weight is not None,
         total=reduction == "sum",
+        ignored=ignored,
     )

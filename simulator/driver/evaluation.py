@@ -130,7 +130,8 @@ def confusions(task: Task, outputs: Tree, data: Mapping[str, Tensor]) -> dict[st
     if said.shape != y.shape or y.dim() != 1 or (y.is_floating_point() and bool((y != y.round()).any())):
         return None  # numbers, several labels, or a task of one's own that says something else
     columns = ({"domain": data["domain"]} if "domain" in data else {}) | {"label": y, "predicted": said}
-    columns = {name: column[y >= 0] for name, column in columns.items()}  # not those that are left out
+    kept = (y >= 0) & (y != getattr(task, "ignored", -1))  # not those that are left out
+    columns = {name: column[kept] for name, column in columns.items()}
     rows, counts = torch.stack(list(columns.values()), 1).long().unique(dim=0, return_counts=True)
     return dict(zip(columns, rows.T, strict=True)) | {"examples": counts}
 

@@ -14,7 +14,9 @@ from torch import nn
 import fedfleet
 from fedfleet.simulator.work import Batch
 from fedfleet.tasks import torch_losses
+from fedfleet.tasks.measures import OF_LABELS, alone
 from fedfleet.tasks.module import _loss
+from fedfleet.tasks.targets import IGNORED
 from tests.refusals import refused
 
 B, C = 7, 4
@@ -183,3 +185,27 @@ def test_a_run_with_it_is_the_run_with_its_name(tmp_path):
             lambda task=task: fedfleet.run(secret, task=task, out=tmp_path / "secret"),
             "example_privacy: loss=cross_entropy",
         )
+
+
+@pytest.mark.parametrize("ignored", [255, -1, 1])
+def test_a_label_that_is_ignored_is_measured_as_one_of_minus_100(ignored):
+    """Be it a class or not: for losses, metrics, and what is said before a run."""
+    for outputs, y in (
+        (torch.randn(12, 3), torch.arange(12) % 3),
+        (torch.randn(4, 3, 2, 2), torch.arange(16).view(4, 2, 2) % 3),
+    ):
+        usual, other = y.masked_fill(y == 1, IGNORED), y.masked_fill(y == 1, ignored)
+        found = []
+        for labels, loss in ((usual, nn.CrossEntropyLoss()), (other, nn.CrossEntropyLoss(ignore_index=ignored))):
+            made = torch_losses.from_torch(loss)
+            assert made is not None
+            assert made.misfit(outputs, labels) is None
+            assert made.astray(outputs, labels) is None
+            named = [metric(made, outputs, labels) for metric in OF_LABELS.values()]
+            each = alone("accuracy", made, outputs, labels)
+            found.append([made.each(outputs, labels).sum(), torch.tensor(named), each])
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b, equal_nan=True)
+    of_torch = torch_losses.from_torch(nn.CrossEntropyLoss(ignore_index=ignored))
+    assert of_torch is not None
+    assert of_torch.astray(torch.zeros(1, 3), torch.tensor([IGNORED])) is not None  # torch refuses it, too

@@ -22,6 +22,7 @@ from fedfleet.commands.options_told import (
 from fedfleet.commands.references import DEMSAR, FIELLER, HEDGES, HOLM, papers_of, papers_of_tests
 from fedfleet.config.executor import Executor
 from fedfleet.config.schema import SECTIONS
+from fedfleet.config.tuning import measured_on
 from fedfleet.experiments.same_run import STOPS
 from fedfleet.files.documents import leaves
 from fedfleet.report import own_loss, variance
@@ -42,7 +43,8 @@ TOLD = (
     "rounds", "population.dataset", "population.partition", "population.clients", "population.held_out", "task", "algorithm",
     "availability", "selection", "devices", "cohort.size", "cohort.wait_for", "cohort.response_low", "cohort.response_high",
     "cohort.over_select", "cohort.deadline_s", "cohort.partial_work", "cohort.min_responses", "cohort.on_abort", "cohort.attempts",
-    "cohort.late", "cohort.stale_discount", "evaluation.every", "evaluation.validation", "warm_start", "seed", *STOPS, *FEATURES,
+    "cohort.late", "cohort.stale_discount", "evaluation.every", "evaluation.validation", "evaluation.test_examples",
+    "warm_start", "seed", *STOPS, *FEATURES,
 )  # fmt: skip
 """Settings, or sections of them, that have a sentence; of others those are listed that are no defaults."""
 UNTOLD = (
@@ -66,7 +68,7 @@ def paragraph(groups: Mapping[str, Sequence[Run]], found: Tables | None, search:
         *_shared(groups, lambda run: rounds_told.devices(run, timed=found is not None and found.target is not None)),
         *(f"{escape(label)} is {_algorithm(of[0])}." for label, of in groups.items()),
         _weights(groups),
-        *_shared(groups, lambda run: f"{_evaluation(run)}."),
+        *_shared(groups, _evaluation),
         *_shared(groups, _start),
         *_shared(groups, _besides),
         f"We vary {joined(over)}; what is said above is the first value." if over else "",
@@ -175,7 +177,17 @@ def _evaluation(run: Run) -> str:
     kept = f"; {escape(share(aside))} of the training examples are kept aside for validation" if aside else ""
     own = run.get("population", "held_out")
     kept += f"; {escape(share(own))} of each client's examples are kept from its work, to measure on" if own else ""
-    return f"Models are evaluated after {when}{on}{kept}"
+    few = run.get("evaluation", "test_examples") or 0
+    kept += "; the last model on all test examples, too, of which recalls of classes are" if few else ""
+    return f"Models are evaluated after {when}{on}{kept}.{''.join(_of_clients(run))}"
+
+
+def _of_clients(run: Run) -> Iterator[str]:
+    """Yield of which models and examples metrics are that were measured client by client."""
+    for prefix, whose in (("clients_", "the model"), ("own_", "clients' own models")):
+        if name := next((each for each in run.metrics if each.startswith(prefix)), None):
+            on = measured_on(name, run.get("population", "held_out") or 0.0)
+            yield f" Metrics named {code(prefix)} are of {whose}, on {on}."
 
 
 def _algorithm(run: Run) -> str:

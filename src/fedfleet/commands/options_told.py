@@ -105,10 +105,16 @@ def in_words(options: Mapping[str, Any]) -> str:
         elif isinstance(value, bool):
             words.append(f"{'with' if value else 'without'} {_words(option)}")
         elif isinstance(value, list):
-            words.append(f"{_words(option)} {escape(joined(list(map(plain_value, value))))}")
+            words.append(f"{_words(option)} {joined(list(map(_item, value)))}")
         else:
             words.append(f"{_words(option)} {escape(plain_value(value))}")
     return ", ".join(words)
+
+
+def _item(value: Any) -> str:
+    return (
+        with_options(name_of(value), options_set(value)) if isinstance(value, Mapping) else escape(plain_value(value))
+    )
 
 
 def _words(option: str) -> str:
@@ -130,7 +136,7 @@ def about(key: str, name: str) -> str:
     """Return in LaTeX what a section's part is in the words of its registry, "" for one of the user's own."""
     of = SECTIONS.get(key)
     text = of.registry.about(name).rstrip(".") if of is not None and name in of.registry else ""
-    return escape(f"{text[:1].lower() if text[1:2].islower() else text[:1]}{text[1:]}")
+    return escape(f"{text[:1] if text[1:2].isupper() else text[:1].lower()}{text[1:]}")
 
 
 def code(name: str) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 
 from fedfleet.algorithms.bibtex import Paper
-from fedfleet.algorithms.papers import CORRECTIONS, PAPERS, SERVER_OPTIMIZERS
+from fedfleet.algorithms.papers import CORRECTIONS, HSU, PAPERS, SERVER_OPTIMIZERS
 from fedfleet.commands.options_told import name_of, section_of
 from fedfleet.report import study_comparisons
 from fedfleet.report.study_tables import Tables, ranks
-from fedfleet.report.tables import Run
+from fedfleet.report.tables import Run, mapping
 
 HOLM = Paper(
     "holm1979simple",
@@ -63,6 +63,8 @@ def papers_of(run: Run) -> Iterator[Paper]:
         for option, papers in (("server_optimizer", SERVER_OPTIMIZERS), ("correction", CORRECTIONS)):
             part = section.get(option)
             yield from papers.get(name_of(part), ()) if isinstance(part, Mapping) else ()
+        if mapping(section.get("server_optimizer")).get("momentum"):
+            yield HSU
 
 
 def papers_of_tests(groups: Mapping[str, Sequence[Run]], found: Tables | None) -> Iterator[Paper]:

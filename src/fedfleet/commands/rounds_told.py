@@ -58,8 +58,11 @@ def _waits(run: Run) -> str:
     if wait_for == "all":
         whom = "" if always else " for all that are online"
         return f", and waits{whom}{' until ' * bool(most)}{most}" if whom or most else ""
+    fails = not always or section_of(run, "devices").get("failures_per_hour")
+    ends = [*filter(None, [most]), *["everybody online has answered or failed"] * bool(fails)]
     share = f"a share between {cohort.get('response_low')} and {cohort.get('response_high')}, uniformly drawn, of the"
-    return f", and waits for {share if wait_for == 'siwer' else f'the first {wait_for}'} answers{', or until ' * bool(most)}{most}"
+    whom = share if wait_for == "siwer" else f"the first {wait_for}"
+    return ", or until ".join([f", and waits for {whom} answers", *ends])
 
 
 def _aborted(cohort: Mapping[str, Any]) -> str:

@@ -115,6 +115,8 @@ def measured_on(metric: str, held_out: float) -> str:
         return "validation examples, which no client has"
     if name.startswith("train"):
         return "training examples"
+    if name.startswith("all_"):
+        return f"all {TEST}"
     if name.startswith(("clients_", "own_")):
         return "examples held out of each client's" if held_out else "the clients' training examples"
     return TEST

@@ -21,7 +21,7 @@ from fedfleet.datasets.names import some
 from fedfleet.experiments.child import child
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.progress import Progress
-from fedfleet.experiments.resume import at_its_end, changed, cut_off, run_or_go_on
+from fedfleet.experiments.resume import at_its_end, changed, check_rounds, cut_off, run_or_go_on
 from fedfleet.experiments.resume import resume as go_on
 from fedfleet.experiments.run import Run
 from fedfleet.experiments.runfolder import check_free, claim, locked
@@ -228,6 +228,8 @@ def _alone(config: Config, plan: Sequence[Trial], out: Path) -> Iterator[None]:
     ``resume`` takes that from the configuration; reports take it from a table, for the other may name code nobody has looked at.
     """
     with closing(locked(out)):
+        for trial in plan:
+            check_rounds(out / trial.place, trial.config)
         write_text(out / CAMPAIGN, dumped(given(config), several=True))
         told = [{"place": trial.place, "keys": tells(trial)} for trial in plan]
         varied = list(plan[0].point)

@@ -126,6 +126,12 @@ def run_or_go_on(
     return x.run(out, callbacks, workers, pause)
 
 
+def check_rounds(folder: Path, config: Config) -> None:
+    """Refuse a configuration of fewer rounds than a run has done. Raises ConfigError."""
+    if (done := summary_of(folder).get("rounds") or 0) > config.rounds:
+        raise ConfigError(f"rounds={config.rounds}: the run in {folder} has done {done} already: give more")
+
+
 def at_its_end(folder: Path, config: Config) -> dict[str, Any] | None:
     """Return the summary of a run that has nothing left to do under this configuration.
 

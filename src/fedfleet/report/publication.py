@@ -11,6 +11,7 @@ import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
+from fedfleet.config.tuning import measured_on
 from fedfleet.files.writing import replacing, write_text
 from fedfleet.report import canvas, latex, study_comparisons, study_figures, study_page
 from fedfleet.report.canvas import Groups
@@ -70,12 +71,18 @@ def of_runs(groups: Groups, out: Path, width: float = COLUMN) -> list[Path]:
             Drawn(
                 f"{metric}-by-round",
                 _curves(groups, metric, width),
-                f"{metric} of test examples by round{over}.",
+                f"{metric} by round, on {_examples(runs, metric)}{over}.",
             )
             for metric in metrics
         ]
         files = _figures(drawn, out)
     return [*files, *_finals(rows, ["label"], metrics, out)]
+
+
+def _examples(runs: Sequence[Run], metric: str) -> str:
+    """Say of which examples a metric of several runs is."""
+    every = {measured_on(metric, run.get("population", "held_out") or 0.0) for run in runs if metric in run.metrics}
+    return every.pop() if len(every) == 1 else "clients' own examples, held out or not"
 
 
 def of_study(tables: Tables, out: Path, width: float = COLUMN) -> list[Path]:

@@ -17,9 +17,10 @@ import fedfleet
 from fedfleet.commands import methods, options_told, publish, tuned
 from fedfleet.commands.methods import paragraph
 from fedfleet.config.schema import load
+from fedfleet.report import publication
 from fedfleet.report.settings import USED
 from fedfleet.report.tables import read
-from tests.front.report.report_runs import make_run
+from tests.front.report.report_runs import make_run, rounds_table
 
 CONFIG: dict[str, Any] = {
     "rounds": 2, "population": {"clients": 20, "partition": {"kind": "dirichlet", "alpha": 0.3}},
@@ -163,6 +164,25 @@ def test_a_task_of_ones_own_is_told_with_torchs_loss(tmp_path: Path) -> None:
             tmp_path / str(len(says)), config={"task": {"own": {"name": "net"}}, "rounds": 1}, summary=summary
         )
         assert f"The task is \\texttt{{net}}{says}\n" in paragraph({"x": [read(run)]}, None, None)
+
+
+def test_captions_and_methods_say_of_which_examples_metrics_are(tmp_path: Path) -> None:
+    table = rounds_table(4)
+    for name in ("own_accuracy", "clients_accuracy", "validation_accuracy", "train_accuracy"):
+        table[f"eval/{name}"] = table["eval/accuracy"]
+    config = {
+        **{"population": {"held_out": 0.2}, "evaluation": {"test_examples": 10}, "rounds": 4},
+        "algorithm": {"name": "fedavg", "server_optimizer": {"name": "sgd", "momentum": 0.9}},
+    }
+    run = read(make_run(tmp_path / "run", rounds=table, config=config))
+    publication.of_runs({"x": [run]}, tmp_path / "paper")
+    told = (tmp_path / "paper" / "figures.tex").read_text()
+    for name, examples in (("accuracy", "test examples"), ("own_accuracy", "examples held out of each client's")):
+        assert f"\\caption{{{name.replace('_', chr(92) + '_')} by round, on {examples}, of one seed.}}" in told
+    said = paragraph({"x": [run]}, None, None)
+    assert "the last model on all test examples, too" in said
+    assert "of clients' own models, on examples held out of each client's" in said
+    assert "hsu2019measuring" in said
 
 
 def test_runs_give_their_table_in_latex(runs: fedfleet.Runs) -> None:

@@ -310,6 +310,9 @@ def test_several_runs_go_on_one_after_the_other(tmp_path, command):
     cut = out / "a" / "seed-1"
     (cut / "summary.json").unlink()
     max((cut / "checkpoints").glob("round-*")).unlink()
+    status, _, said = command("resume", out, "rounds=1")
+    assert (status, said.count("\n")) == (2, 1)
+    assert "has done " in said
     status, _, said = command("resume", out)
     assert status == 0
     assert "1 of 4 runs are at their end" in said
