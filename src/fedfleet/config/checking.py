@@ -116,6 +116,8 @@ def _explain(errors: list[Any], model: type[BaseModel], mapping: dict[str, Any],
     if isinstance(told := error.get("ctx", {}).get("error"), ConfigError):
         return str(told)
     place = _place(error, model, mapping, at)
+    if error["type"] == "extra_forbidden" and ":" in place.last:
+        return f"{place.path}: unknown key: put a space after the colon"
     if error["type"] == "extra_forbidden":
         return (
             f"{place.path}={show(error['input'])}: unknown key; {_instead(place, mapping if not place.above else None)}"
@@ -127,6 +129,8 @@ def _explain(errors: list[Any], model: type[BaseModel], mapping: dict[str, Any],
     )  # one an alternative
     text = " or ".join(m[0].lower() + m[1:] for m in messages).removeprefix("value error, ")
     text = text.replace("an object", "a mapping").replace("a valid array", "a list")
+    if text == "input should be a list" and not isinstance(error["input"], dict | list):
+        text += f": write [{error['input']}]"
     text = text.replace("input should be a valid string", "input should be text: quote it")
     long = place.whole and isinstance(error["input"], dict) and error["type"] != "refused"
     shown = "" if long else f"={show(error['input'])}"

@@ -102,11 +102,11 @@ def points(config: Config, data: Data | None = None) -> list[Trial]:
                 )
             trial = Trial(one, name, place, label, point, tuple(_lost(config, one)))
             other = result.setdefault(trial.place, trial)
-            other = looks.setdefault(as_seen(name), trial) if other is trial else other
+            other = looks.setdefault(as_seen(name).casefold(), trial) if other is trial else other
             if other is not trial:
                 raise ConfigError(
-                    f"compare or vary: {other.name!r} and {name!r} would look the same, or have one folder, {trial.place!r}: "
-                    f"use labels and values that differ in letters or digits"
+                    f"compare or vary: {other.name!r} and {name!r} would look the same but for case, or have one folder, "
+                    f"{trial.place!r}: use labels and values that differ in letters or digits"
                 )
     return list(result.values())
 

@@ -53,6 +53,7 @@ BEGINS = {
     "population.clients=100000": "population.partition='label_sorted', population.clients=100000",
     "vary={rounds: [1, x]}": "run 'rounds=x': rounds='x'",
     "vary.rounds=[1, 1]": "compare or vary: 'rounds=1' and 'rounds=1'",
+    "compare={Prox: {}, prox: {}}": "compare or vary: 'Prox' and 'prox'",
     "task.hidden=[1000000000000]": "task.name='auc': 4 copies of its model of 75,000,000,000,013 floats",
     "task.name=classification": "algorithm.name='cdma_ada'",
     "cohort.partial_work=true": "cohort={'size': 8, 'wait_for': 'siwer', 'partial_work': True}: partial_work needs deadline_s",

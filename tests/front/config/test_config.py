@@ -183,6 +183,7 @@ REFUSED = [
     ("executor.actors=many", "executor.actors='many'"), ("cohort.wait_for=0", "cohort.wait_for=0"),
     ("algorithm.steps=1 algorithm.epochs=1", "algorithm: give steps or epochs, not both"),
     ("label=3", "label=3: input should be text: quote it"),
+    ("seeds=3", "write [3]"), ("algorithm={lr:0.1}", "algorithm.lr:0: unknown key: put a space after the colon"),
     ("seeds=[1, x]", "seeds.1='x'"), ("seed.deep=1", "seed="), ("schema_version=7", "schema_version=7"),
 ]  # fmt: skip
 
