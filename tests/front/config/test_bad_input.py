@@ -45,7 +45,7 @@ KEYS = [
     "executor={kind: local, address: '127.0.0.1:1'}",
     "executor.address=ray://127.0.0.1:10001", "executor.address=nonsense", "population.partition={kind: dirichlet, min_size: 99}",
     "population.partition={kind: dirichlet, alpha: 1e-4, min_size: 0}", "compare={A: {}, B: {cohort.size: 99}}",
-    "compare={A b: {}, A-b: {}}", "compare={A: {seeds: [1, 2]}}", "rounds={", "..=1",
+    "compare={A b: {}, A-b: {}}", "compare={Prox: {}, prox: {}}", "compare={A: {seeds: [1, 2]}}", "rounds={", "..=1",
 ]  # fmt: skip
 """Overrides whose key the line begins with, but for those in ``BEGINS``."""
 BEGINS = {
@@ -53,7 +53,6 @@ BEGINS = {
     "population.clients=100000": "population.partition='label_sorted', population.clients=100000",
     "vary={rounds: [1, x]}": "run 'rounds=x': rounds='x'",
     "vary.rounds=[1, 1]": "compare or vary: 'rounds=1' and 'rounds=1'",
-    "compare={Prox: {}, prox: {}}": "compare or vary: 'Prox' and 'prox'",
     "task.hidden=[1000000000000]": "task.name='auc': 4 copies of its model of 75,000,000,000,013 floats",
     "task.name=classification": "algorithm.name='cdma_ada'",
     "cohort.partial_work=true": "cohort={'size': 8, 'wait_for': 'siwer', 'partial_work': True}: partial_work needs deadline_s",
