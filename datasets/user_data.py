@@ -195,7 +195,8 @@ def labels(values: Any, where: str, classes: int | None, rows: int) -> Tensor:
     y = array.astype(np.int64)
     if len(bad := np.flatnonzero((y < 0) | (y >= (classes or np.inf)))):
         row, most = bad[0], "" if classes is None else f" to {classes - 1}"
-        fix = "number the classes from 0" if y[row] < 0 else "mend the label, or say how many classes there are"
+        below = "number the classes from 0, or give labels as target= where the loss ignores some"
+        fix = below if y[row] < 0 else "mend the label, or say how many classes there are"
         fail(f"{where}, row {row}", f"the label {array[row]} is none from 0{most}", fix)
     return torch.from_numpy(y)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import torch
+from pydantic import BaseModel
 from torch import Tensor
 
 from fedfleet.config import schema as C
@@ -50,10 +51,21 @@ def load_data(config: Config) -> Data:
     if (here := place(config, "population.dataset")) is not None:
         data = of_place(config, here, data_dir(p.data_dir))
     else:
-        data = DATASETS.build(p.dataset, Asked(data_dir(p.data_dir), p.clients, config.partition_seed))
+        try:
+            data = DATASETS.build(p.dataset, Asked(data_dir(p.data_dir), p.clients, config.partition_seed))
+        except DataError as e:
+            raise DataError(f"{_key_of(p.dataset, str(e))}{e}") from e
     if isinstance(data, FederatedDataset):
         check_undealt(config, name)
     return data
+
+
+def _key_of(dataset: BaseModel, said: str) -> str:
+    """Return the option of a data set whose value, or a file below it, a message begins with; "" where it begins otherwise."""
+    for option, value in dataset.model_dump(mode="json").items():
+        if isinstance(value, str) and value and said.startswith((f"{value}: ", f"{value}/")):
+            return f"population.dataset.{option}{'=' if said.startswith(f'{value}: ') else ': '}"
+    return ""
 
 
 def with_digests(config: Config, data: Data) -> Config:

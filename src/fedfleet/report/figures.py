@@ -75,8 +75,10 @@ def _metric(groups: Groups, metric: str, *, folded: bool) -> Picture | None:
     panels[0].set_ylabel(canvas.plain(metric))
     canvas.legend(figure, groups)
     against = joined([canvas.X_LABELS[x] for x in shown])
+    more = [label for x, label in canvas.X_LABELS.items() if x not in shown and canvas.drawable(groups, column, x)]
+    also = f"; in the page's chart also against {joined(more)}" if more else ""
     meant = meaning(groups, metric)
-    caption = f"{metric} at each evaluation, against {against}. {meant}{canvas.band_note(groups)}"
+    caption = f"{metric} at each evaluation, against {against}{also}. {meant}{canvas.band_note(groups)}"
     drawn = canvas.picture(figure, f"metric-{metric}", metric, caption, charts.chart(groups, column, metric))
     return dataclasses.replace(drawn, folded=folded)
 

@@ -45,7 +45,8 @@ KEYS = [
     "executor={kind: local, address: '127.0.0.1:1'}",
     "executor.address=ray://127.0.0.1:10001", "executor.address=nonsense", "population.partition={kind: dirichlet, min_size: 99}",
     "population.partition={kind: dirichlet, alpha: 1e-4, min_size: 0}", "compare={A: {}, B: {cohort.size: 99}}",
-    "compare={A b: {}, A-b: {}}", "compare={Prox: {}, prox: {}}", "compare={A: {seeds: [1, 2]}}", "rounds={", "..=1",
+    "compare={A b: {}, A-b: {}}", "compare={Prox: {}, prox: {}}", "population.dataset={name: image_folder, path: nowhere}",
+    "compare={A: {seeds: [1, 2]}}", "rounds={", "..=1",
 ]  # fmt: skip
 """Overrides whose key the line begins with, but for those in ``BEGINS``."""
 BEGINS = {
