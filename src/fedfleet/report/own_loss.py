@@ -14,6 +14,25 @@ TENSORS = ("weight", "pos_weight")
 TORCHS = re.compile(r"torch\.nn\.functional[.:]([a-z0-9_]+)")
 CLASS = re.compile(r"torch\.nn:([A-Za-z0-9]+)")
 """A loss of torch's in a configuration, with the options that it has if none are given."""
+CLASSES = {
+    "CrossEntropyLoss": "cross_entropy",
+    "NLLLoss": "nll_loss",
+    "MultiMarginLoss": "multi_margin_loss",
+    "BCEWithLogitsLoss": "binary_cross_entropy_with_logits",
+    "MultiLabelSoftMarginLoss": "multilabel_soft_margin_loss",
+    "MSELoss": "mse_loss",
+    "L1Loss": "l1_loss",
+    "SmoothL1Loss": "smooth_l1_loss",
+    "HuberLoss": "huber_loss",
+    "PoissonNLLLoss": "poisson_nll_loss",
+    "BCELoss": "binary_cross_entropy",
+    "KLDivLoss": "kl_div",
+    "SoftMarginLoss": "soft_margin_loss",
+    "HingeEmbeddingLoss": "hinge_embedding_loss",
+    "MultiLabelMarginLoss": "multilabel_margin_loss",
+}
+"""Torch's losses and their functions, as of ``tasks/torch_losses.py``."""
+OF_INDICES = ("cross_entropy", "nll_loss", "multi_margin_loss", "multilabel_margin_loss")
 TOKENS = "token_cross_entropy"
 NAMED = {
     "cross_entropy": "cross_entropy",
@@ -109,11 +128,8 @@ def _name(run: Run, how: Mapping[str, Any]) -> str:
 
 
 def _by_name(name: str) -> OwnLoss | None:
-    from fedfleet.tasks.torch_losses import KINDS, MODULES  # here, for it imports torch
-
     of_torch, of = TORCHS.fullmatch(name), CLASS.fullmatch(name)
-    classes = {each.__name__: function for each, function in MODULES.items()}
-    function = classes.get(of[1]) if of else of_torch[1] if of_torch else NAMED.get(name)
-    if function not in KINDS:
+    function = CLASSES.get(of[1]) if of else of_torch[1] if of_torch else NAMED.get(name)
+    if function not in CLASSES.values():
         return None
-    return OwnLoss(function, {}, summed=False, of_indices=KINDS[function].of_indices, of_tokens=name == TOKENS)
+    return OwnLoss(function, {}, summed=False, of_indices=function in OF_INDICES, of_tokens=name == TOKENS)
