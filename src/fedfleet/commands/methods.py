@@ -22,11 +22,11 @@ from fedfleet.commands.options_told import (
 from fedfleet.commands.references import DEMSAR, FIELLER, HEDGES, HOLM, papers_of, papers_of_tests
 from fedfleet.config.executor import Executor
 from fedfleet.config.schema import SECTIONS
-from fedfleet.config.tuning import measured_on
 from fedfleet.experiments.same_run import STOPS
 from fedfleet.files.documents import leaves
 from fedfleet.report import own_loss, variance
 from fedfleet.report.latex import escape
+from fedfleet.report.meanings import measured_on
 from fedfleet.report.settings import HIDDEN, USED, USUAL, without_effect
 from fedfleet.report.significance import LEVEL, POWER
 from fedfleet.report.study_tables import DONE, WORST, Tables, aborted

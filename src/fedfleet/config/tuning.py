@@ -16,7 +16,6 @@ from fedfleet.simulator.registry import Options
 
 MORE = re.compile(r"accuracy|auc|(^|[_/])f1(_|$)|precision|recall|score(_|$)|information", re.IGNORECASE)
 """Names of metrics of which more is better for certain; of losses and the like ``less_is_better`` knows."""
-TEST = "test examples"
 VARIES = "say what varies, such as --search algorithm.lr=loguniform(1e-3, 1)"
 TOP = 3
 """Times that rounds are multiplied by ``reduction`` from the first rung to the last, unless ``min_rounds`` is given."""
@@ -106,20 +105,6 @@ def rungs(options: Tuning, rounds: int) -> list[int]:
         result.append(least)
         least *= options.reduction
     return [*result, rounds]
-
-
-def measured_on(metric: str, held_out: float) -> str:
-    """Say of which examples a metric is."""
-    name = metric.removeprefix("eval/")
-    if name.startswith("validation"):
-        return "validation examples, which no client has"
-    if name.startswith("train"):
-        return "training examples"
-    if name.startswith("all_"):
-        return f"all {TEST}"
-    if name.startswith(("clients_", "own_")):
-        return "examples held out of each client's" if held_out else "the clients' training examples"
-    return TEST
 
 
 def check_measured(options: Tuning, names: list[str]) -> None:

@@ -41,6 +41,7 @@ OF_TASK: dict[str, dict[str, str]] = {
     },
 }
 """Task -> metric -> a sentence."""
+TEST = "test examples"
 PREFIXES = ("train_", "validation_", "all_", "source_", "target_", "clients_", "own_", "held_out_")
 
 
@@ -52,3 +53,17 @@ def meaning(groups: Mapping[str, Sequence[Run]], metric: str) -> str:
         if metric.startswith(prefix) and (result := told.get(metric.removeprefix(prefix))):
             return f"{result} "
     return ""
+
+
+def measured_on(metric: str, held_out: float) -> str:
+    """Say of which examples a metric is."""
+    name = metric.removeprefix("eval/")
+    if name.startswith("validation"):
+        return "validation examples, which no client has"
+    if name.startswith("train"):
+        return "training examples"
+    if name.startswith("all_"):
+        return f"all {TEST}"
+    if name.startswith(("clients_", "own_")):
+        return "examples held out of each client's" if held_out else "the clients' training examples"
+    return TEST

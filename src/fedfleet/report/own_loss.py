@@ -130,6 +130,6 @@ def _name(run: Run, how: Mapping[str, Any]) -> str:
 def _by_name(name: str) -> OwnLoss | None:
     of_torch, of = TORCHS.fullmatch(name), CLASS.fullmatch(name)
     function = CLASSES.get(of[1]) if of else of_torch[1] if of_torch else NAMED.get(name)
-    if function not in CLASSES.values():
+    if function is None or function not in CLASSES.values():
         return None
     return OwnLoss(function, {}, summed=False, of_indices=function in OF_INDICES, of_tokens=name == TOKENS)

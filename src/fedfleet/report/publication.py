@@ -11,10 +11,10 @@ import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fedfleet.config.tuning import measured_on
 from fedfleet.files.writing import replacing, write_text
 from fedfleet.report import canvas, latex, study_comparisons, study_figures, study_page
 from fedfleet.report.canvas import Groups
+from fedfleet.report.meanings import measured_on
 from fedfleet.report.overview import headline
 from fedfleet.report.shown import asked_for, parted
 from fedfleet.report.study_tables import WORST, Tables

@@ -15,6 +15,7 @@ from fedfleet.files import parquet
 from fedfleet.files.documents import dump
 from fedfleet.files.summary import SUMMARY, read_summary, summary_of
 from fedfleet.files.writing import write_text
+from fedfleet.report.meanings import TEST, measured_on
 from fedfleet.report.tuning_page import write_tuning_report
 from fedfleet.report.tuning_tables import Findings
 from fedfleet.simulator.errors import ConfigError
@@ -56,8 +57,8 @@ def collect(search: Search, trials: Sequence[Trial], out: Path) -> Findings:
         reduction=given.reduction,
         searcher=given.searcher,
         seeds=search.seeds,
-        measured_on=tuning.measured_on(given.metric, held_out),
-        on_test=tuning.measured_on(given.metric, held_out) == tuning.TEST,
+        measured_on=measured_on(given.metric, held_out),
+        on_test=measured_on(given.metric, held_out) == TEST,
         winner=None if best is None else best.number,
         final={} if best is None else _means(summaries[best.number]),
         best=None if best is None else _best(search, best),

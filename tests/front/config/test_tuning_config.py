@@ -9,7 +9,8 @@ import pytest
 import fedfleet
 from fedfleet.config.schema import load
 from fedfleet.config.search import Choice, Range, searched, space
-from fedfleet.config.tuning import Tuning, goal, measured_on, rungs
+from fedfleet.config.tuning import Tuning, goal, rungs
+from fedfleet.report.meanings import measured_on
 from tests.refusals import all_refused, refused
 
 

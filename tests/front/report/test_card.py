@@ -12,6 +12,7 @@ from torch import nn
 from fedfleet.report import own_loss, write_card, write_report
 from fedfleet.report.card import CARD, NETS, card
 from fedfleet.report.tables import read
+from fedfleet.tasks import torch_losses
 from fedfleet.tasks.registry import TASKS
 from fedfleet.tasks.targets import LOSSES
 from tests.front.report.report_runs import make_run
@@ -139,6 +140,8 @@ def test_a_loss_by_name_is_torchs_to_the_last_digits(tmp_path: Path) -> None:
             assert known is not None
             found = eval(known.code(), {"nn": nn, "net": lambda x: x, "x": outputs, "y": y})
             torch.testing.assert_close(found, loss.each(outputs, y).mean(), rtol=1e-6, atol=0)
+    assert {each.__name__: function for each, function in torch_losses.MODULES.items()} == own_loss.CLASSES
+    assert {*own_loss.OF_INDICES} == {name for name, kind in torch_losses.KINDS.items() if kind.of_indices}
     for each in (
         "torch.nn:HuberLoss",
         "torch.nn:CTCLoss",
