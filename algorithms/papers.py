@@ -132,7 +132,7 @@ HSU = Paper(
     "arXiv:1909.06335",
     2019,
 )
-"""Of momentum at the server, FedAvgM."""
+"""Momentum at the server, FedAvgM."""
 
 PAPERS: Mapping[str, tuple[Paper, ...]] = {
     "fedavg": (_MCMAHAN,),

@@ -25,8 +25,8 @@ ROUNDED = "classes"
 """The table whose whole numbers come of floats: what the model takes for what, where two classes are close."""
 SKIPPED, NAMES = ("recall",), ("name", "domain_name", "label_name", "predicted_name")
 """A table that follows from what else is measured, and columns of what numbers are called."""
-OF_DATA = ("client_examples", "drawn", "skipped_rounds")
-"""What the summary says of the clients' data, which the population's own tests hold; and what the rounds say, too."""
+ELSEWHERE = ("client_examples", "drawn", "skipped_rounds")
+"""Facts of the summary that the population's own tests hold, or that the table of rounds has, too."""
 CLOSE = 1e-3
 """Relative difference up to which floats of two processors are the same result."""
 
@@ -59,7 +59,7 @@ def of_run(folder: Path) -> Found:
     rounds = pd.read_parquet(folder / "rounds.parquet")
     close += [float(rounds[name].mean()) for name in sorted(rounds) if name in ("train_loss", "virtual_s")]
     for key, value in _leaves(json.loads((folder / "summary.json").read_text())):
-        if isinstance(value, int | float) and not any(word in key for word in (*CLOCK, *OF_DATA)):
+        if isinstance(value, int | float) and not any(word in key for word in (*CLOCK, *ELSEWHERE)):
             (numbers if isinstance(value, float) else counts)[f"summary: {key}"] = digest(repr(value).encode())
     return Found(counts, numbers, close)
 

@@ -20,6 +20,7 @@ from fedfleet.assembly.executors import EXECUTORS
 from fedfleet.assembly.federation import federate
 from fedfleet.assembly.measures import try_evaluation
 from fedfleet.assembly.provenance import differences, same
+from fedfleet.assembly.weights import plain_code
 from fedfleet.config import participation, resolve, timing
 from fedfleet.config.federation import federation, selection
 from fedfleet.config.population import Data
@@ -139,6 +140,11 @@ class Prepared(Ready):
     def decision_boundary(self, z: Tree) -> dict[str, torch.Tensor] | None:
         """Return what a model says of the plane, where examples are points of it."""
         return decision_boundary(self.task, z, self.evaluation["test"])
+
+    @cached_property
+    def net_code(self) -> tuple[str, str] | None:
+        """Return the task's net as ``plain_code`` does, made once."""
+        return plain_code(self.task)
 
     @cached_property
     def _losses(self) -> DomainLosses:

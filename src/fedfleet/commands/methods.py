@@ -276,11 +276,11 @@ def _of_study(found: Tables) -> Iterator[str]:
     if found.target is not None:
         yield f"The cost of reaching {escape(str(found.target))} is what it took up to the first evaluation that found it reached."
     failed = int((~found.study["status"].isin(DONE)).sum())
-    late = int(found.study["aborted_attempts"].sum()) if "aborted_attempts" in found.study else 0
+    columns = ("aborted_attempts", "skipped_rounds", "rounds_done")  # missing where all trials failed
+    counts = [int(found.study[name].sum()) if name in found.study else 0 for name in columns]
     if failed:
         yield f"Of {count(len(found.study), 'run')}, {failed} failed, and do not count."
-    lost = (int(found.study[name].sum()) for name in ("skipped_rounds", "rounds_done"))
-    yield from _came(WORST in found.study, late, *lost)
+    yield from _came(WORST in found.study, *counts)
 
 
 def _tests(groups: Mapping[str, Sequence[Run]], found: Tables | None) -> Iterator[str]:

@@ -48,6 +48,7 @@ def _written(
 ) -> list[Path]:
     search, paper = None if chosen is None else tuned.read(chosen), out / PAPER
     try:
+        paper.mkdir(parents=True, exist_ok=True)  # of a study that measured nothing there is no figure
         files = draw(paper)
         write_text(paper / "methods.tex", methods.paragraph(groups, found, search))
         write_text(paper / "references.bib", "\n\n".join(bibliography(groups, found)) + "\n")

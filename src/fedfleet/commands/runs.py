@@ -222,7 +222,8 @@ def _values(column: Any) -> str:
     if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
         return " to ".join(dict.fromkeys(map(plain_value, (column.min(), column.max()))))
     found = sorted(map(plain_value, column.unique()))
-    return joined([*found[:NAMED], *(f"{len(found) - NAMED} more" for _ in found[NAMED : NAMED + 1])])
+    more = [f"{len(found) - NAMED} more"] if len(found) > NAMED else []
+    return joined([*found[:NAMED], *more])
 
 
 def _of_trials(where: str, every: pd.DataFrame) -> str | None:

@@ -229,7 +229,8 @@ def _alone(config: Config, plan: Sequence[Trial], out: Path) -> Iterator[None]:
     """
     with closing(locked(out)):
         for trial in plan:
-            check_rounds(out / trial.place, trial.config)
+            folder = out / trial.place
+            check_rounds(trial.config, summary_of(folder).get("rounds") or 0, f"the run in {folder}")
         write_text(out / CAMPAIGN, dumped(given(config), several=True))
         told = [{"place": trial.place, "keys": tells(trial)} for trial in plan]
         varied = list(plan[0].point)

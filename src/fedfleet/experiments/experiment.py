@@ -13,7 +13,7 @@ import torch
 from fedfleet.algorithms.options import rate_left
 from fedfleet.assembly.prepared import Prepared
 from fedfleet.assembly.user_parts import check_same
-from fedfleet.assembly.weights import nets, plain_code
+from fedfleet.assembly.weights import nets
 from fedfleet.config.advice import advice
 from fedfleet.config.reading import check_free
 from fedfleet.datasets.vocabulary import VOCABULARY
@@ -150,5 +150,5 @@ class Experiment(Prepared):
                 runner.resume(result)
             run = runner.run(executor)
             with folder.writing():
-                write_card(out, plain_code(self.task), partial(rate_left, self.config.algorithm))
+                write_card(out, self.net_code, partial(rate_left, self.config.algorithm))
             return run

@@ -60,9 +60,8 @@ def resume(
     if none_yet and (folder / CHECKPOINTS).is_dir():  # it is a run folder indeed
         told.say(f"{folder}: it was stopped before its first checkpoint, and begins again")
         return run_or_go_on(Experiment(config, **own), folder, callbacks)
-    if result is not None and config.rounds < result.rounds:
-        raise ConfigError(f"rounds={config.rounds}: the run has done {result.rounds} already: give more")
     if result is not None:
+        check_rounds(config, result.rounds)
         _check_noise(recorded(folder / "config.yaml"), config)
     if (done := at_its_end(folder, config)) is not None:
         told.say(f"{folder}: {_ended(done, config)}")
@@ -126,10 +125,10 @@ def run_or_go_on(
     return x.run(out, callbacks, workers, pause)
 
 
-def check_rounds(folder: Path, config: Config) -> None:
+def check_rounds(config: Config, done: int, run: str = "the run") -> None:
     """Refuse a configuration of fewer rounds than a run has done. Raises ConfigError."""
-    if (done := summary_of(folder).get("rounds") or 0) > config.rounds:
-        raise ConfigError(f"rounds={config.rounds}: the run in {folder} has done {done} already: give more")
+    if config.rounds < done:
+        raise ConfigError(f"rounds={config.rounds}: {run} has done {done} already: give more")
 
 
 def at_its_end(folder: Path, config: Config) -> dict[str, Any] | None:

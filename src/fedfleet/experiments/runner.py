@@ -12,7 +12,6 @@ import torch
 
 from fedfleet.assembly.executors import EXECUTORS
 from fedfleet.assembly.prepared import Prepared
-from fedfleet.assembly.weights import plain_code
 from fedfleet.config.platforms import without_ray
 from fedfleet.config.timing import local_steps
 from fedfleet.experiments.checkpoint import Checkpoint
@@ -380,7 +379,7 @@ class Runner:
 
     def _net(self) -> dict[str, str]:
         """Return what a net made in Python is, in Python, if a line says it."""
-        made = plain_code(self.x.task) if "task" in self.x.own else None
+        made = self.x.net_code if "task" in self.x.own else None
         return {} if made is None or len(made[1]) > LONGEST_NET else {"net": made[1]}
 
     def _summary(self, status: str, error: str | None) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def _worst_classes(groups: Mapping[str, Sequence[Run]]) -> Iterator[str]:
 
 
 def _worst_domains(groups: Mapping[str, Sequence[Run]], metric: str) -> Iterator[str]:
-    """What each label's final metric is of the domain where it is worst."""
+    """Yield each label's final metric of the domain where it is worst."""
     found = {
         label: [v for run in runs if (v := _of_worst_domain(run, metric)) is not None] for label, runs in groups.items()
     }

@@ -163,7 +163,7 @@ def invitations(run: Run) -> tuple[np.ndarray, np.ndarray]:
 
 
 def answered(run: Run) -> np.ndarray:
-    """Which rows of the outcomes (n,) are answers that the algorithm used: heard or stale, in the last attempt at their round.
+    """Return which rows of the outcomes (n,) are answers that are used: heard or stale, in the last attempt at their round.
 
     In a round that was skipped, or that failed with its run, none was.
     """
@@ -177,13 +177,13 @@ def answered(run: Run) -> np.ndarray:
 
 
 def _of_use(run: Run) -> np.ndarray:
-    """Which rounds were done, and not skipped."""
+    """Return the rounds that were done, and not skipped."""
     done, skipped = run.rounds.get("round", np.empty(0)), run.rounds.get("skipped")
     return done if skipped is None else done[skipped != 1]
 
 
 def skipped(run: Run) -> int:
-    """How many rounds were skipped, answered by too few."""
+    """Return how many rounds were skipped, answered by too few."""
     known = run.summarised("skipped_rounds")
     return int(known if known is not None else run.total("skipped") or 0)
 

@@ -500,3 +500,30 @@ def test_the_command_runs_it_and_tells_how_far_it_is(config, tmp_path, command):
 def test_the_studies_that_come_with_it_are_sound(name):
     path = Path(__file__).parents[3] / "configs" / f"{name}.yaml"
     assert len(study.plan(load(path)).trials) == 150
+
+
+@pytest.mark.slow
+def test_a_study_of_which_every_trial_failed_has_methods(tmp_path, command):
+    never = {
+        **TINY,
+        "rounds": 1,
+        "compare": None,
+        "cohort": {"size": 4, "min_responses": 4, "attempts": 1},
+        "availability": "bernoulli",
+    }
+    config = tmp_path / "never.yaml"
+    config.write_text(yaml.safe_dump(never))
+    given = (
+        "--vary",
+        "availability.rate=0.01,0.02",
+        "--seeds",
+        "1",
+        "--jobs",
+        "1",
+        "--paper",
+        "--out",
+        tmp_path / "study",
+    )
+    status, _, error = command("study", config, *given)
+    assert (status, "Traceback" in error) == (1, False)
+    assert "Of 2 runs, 2 failed" in (tmp_path / "study" / "paper" / "methods.tex").read_text()

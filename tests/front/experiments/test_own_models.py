@@ -107,7 +107,7 @@ def test_a_resumed_run_measures_the_same(tmp_path):
 def test_what_cannot_be_is_refused(subtests):
     rows = [
         ({"evaluation.per_client": False},
-         "population.held_out=0.25: nothing is measured on that share"),
+         "population.held_out=0.25: nothing is measured on that share of each client's examples: set evaluation.per_client=true"),
         ({"population.partition": {"kind": "iid"}, "population.clients": 1442},
          "population.held_out=0.25: there are clients with 1 example, of two or more one is held out"),
         ({"population.dataset": {"name": "digits", "label_domains": True},

@@ -122,7 +122,7 @@ def test_the_card_gives_torch_tensors_where_torch_takes_no_numbers() -> None:
 
 
 def test_a_loss_by_name_is_torchs_to_the_last_digits(tmp_path: Path) -> None:
-    """Where no label is -100 but of tokens, whose lines leave those out example by example."""
+    """Labels of -100 are among tokens alone, whose lines leave them out example by example."""
     numbers, flags, classes = torch.randn(4, 3), torch.rand(4, 3).round(), torch.tensor([0, 2, 1, 1])
     tokens = torch.tensor([[0, 2, 1], [1, -100, -100], [2, 2, -100], [-100, -100, -100]])
     shapes = {

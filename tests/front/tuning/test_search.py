@@ -268,7 +268,7 @@ REFUSED = [
     ({"scheduler": "none", "min_rounds": 1}, "tune.min_rounds=1"),
     ({"scheduler": "none", "reduction": 2}, "tune.reduction=2"),
     ({"min_rounds": 10}, "tune.min_rounds=10: there are 9 rounds"), ({"of": "best", "goal": "max"}, "tune.of='best'"),
-    ({"search": {"algorithm.lrr": [1.0]}}, "tune.search.algorithm.lrr: algorithm.lrr=1.0: unknown key; did you mean"),
+    ({"search": {"algorithm.lrr": [1.0]}}, "tune.search.algorithm.lrr: algorithm.lrr=1.0: unknown key; did you mean algorithm.lr"),
     ({"search": {"algorithm.steps": "uniform(1, 5)"}}, "tune.search.algorithm.steps"), ({"max_seconds": 3}, "max_seconds=3"),
     ({"rounds": 0}, "rounds=0"), ({"search": {}}, "tune.search: not given"),
 ]  # fmt: skip
