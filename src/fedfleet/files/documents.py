@@ -64,8 +64,9 @@ def sealed_text(text: str) -> str:
 
 def check_text(text: str) -> None:
     """Refuse a document with a digest that is not that of what stands before it. Raises ValueError."""
-    before, sealed, after = text.rpartition(SEALED)
-    if sealed and after.split("\n", 1)[0] != _digest(before):
+    mark, words = SEALED[:2], SEALED[2:]  # without its mark the line is no comment, and might be a key
+    before, sealed, after = text.rpartition(words)
+    if sealed and (not before.endswith(mark) or after.split("\n", 1)[0] != _digest(before.removesuffix(mark))):
         raise ValueError("its digest is not that of what stands before it")
 
 
